@@ -1,0 +1,162 @@
+"""Adapter folders: what ss-train writes and ss-convert reads (DESIGN: Adapter folder)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ss_device.architecture import Architecture
+from ss_device.base_model import BaseFolder, BaseIdentity, check_shapes
+from ss_device.config import SpeculativeConfig, parameter_count, tensor_shapes
+from ss_device.errors import UserError
+from ss_device.files import folder_in_one_go, read_json, read_tensors
+from ss_device.tree import ParentBias
+
+FORMAT_VERSION = 1
+CONFIG_FILE = "speculative_config.json"
+TENSOR_FILE = "speculative.safetensors"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One application's adapter in memory.
+
+    tensors: `config.tensor_shapes` names → float arrays. lora (shared mode): canonical projection
+    (`layers.3.attn.q`) → (a [rank, in], b [out, rank]), unscaled; multiply b @ a by lora_alpha / lora_rank.
+    record: how it was trained; rank_statistics: which rank was right at each depth.
+    """
+
+    app: str
+    config: SpeculativeConfig
+    base: BaseIdentity
+    tensors: dict[str, np.ndarray]
+    prompt_template: str
+    stop_strings: tuple[str, ...] = ()
+    max_tokens: int = 256
+    lora: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    record: dict = field(default_factory=dict)
+    rank_statistics: dict = field(default_factory=dict)
+
+    def parent_bias(self) -> ParentBias | None:
+        """The bigram term in float32, None when `markov_rank` is 0."""
+        if not self.config.markov_rank:
+            return None
+        return ParentBias(
+            self.tensors["markov.u"].astype(np.float32), self.tensors["markov.v"].astype(np.float32)
+        )
+
+    def check_base(self, base: BaseFolder) -> None:
+        """Raise UserError unless the adapter was trained on this base and tokenizer."""
+        mine, theirs = self.base, base.identity
+        if mine.sha256 != theirs.sha256:
+            raise UserError(
+                f"adapter '{self.app}' was trained on base '{mine.name}' (sha256 "
+                f"{mine.sha256[:12]}…), this base is '{theirs.name}' (sha256 {theirs.sha256[:12]}…)"
+            )
+        if mine.tokenizer_sha256 != theirs.tokenizer_sha256:
+            raise UserError(
+                f"adapter '{self.app}' was trained with another tokenizer (sha256 "
+                f"{mine.tokenizer_sha256[:12]}…) than that of base '{theirs.name}' "
+                f"({theirs.tokenizer_sha256[:12]}…)"
+            )
+        self.check_shapes(base.architecture)
+
+    def check_shapes(self, architecture: Architecture) -> None:
+        """Raise UserError unless tensors match the settings and the base's sizes."""
+        self.config.check(architecture)
+        check_shapes(self.tensors, tensor_shapes(self.config, architecture), f"adapter '{self.app}'")
+
+
+def save_adapter(adapter: Adapter, architecture: Architecture, folder: Path) -> None:
+    """Write an adapter without PEFT files; shared mode adds those with peft's own `save_pretrained`."""
+    with folder_in_one_go(folder) as temporary:
+        write_speculative_files(adapter, architecture, temporary)
+
+
+def write_speculative_files(adapter: Adapter, architecture: Architecture, folder: Path) -> None:
+    """Write speculative_config.json and speculative.safetensors (fp16) into an existing folder."""
+    adapter.check_shapes(architecture)
+    raw = {
+        "format_version": FORMAT_VERSION,
+        "app": adapter.app,
+        "config": adapter.config.to_dict(),
+        "base": adapter.base.to_dict(),
+        "prompt_template": adapter.prompt_template,
+        "stop_strings": list(adapter.stop_strings),
+        "max_tokens": adapter.max_tokens,
+        "parameters": parameter_count(adapter.config, architecture),
+        "record": adapter.record,
+        "rank_statistics": adapter.rank_statistics,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=1) + "\n")
+    half = {n: np.ascontiguousarray(t, dtype=np.float16) for n, t in adapter.tensors.items()}
+    save_file(half, folder / TENSOR_FILE)
+
+
+def load_adapter(folder: Path | str) -> Adapter:
+    """Read an adapter folder. Every problem is a UserError that names the file and what is wrong."""
+    folder = Path(folder)
+    raw = read_json(folder / CONFIG_FILE)
+    version = raw.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{folder / CONFIG_FILE}: format version {version}, this program reads {FORMAT_VERSION}"
+        )
+    try:
+        config = SpeculativeConfig.from_dict(raw["config"])
+        return Adapter(
+            app=raw["app"],
+            config=config,
+            base=BaseIdentity(**raw["base"]),
+            tensors=read_tensors(folder / TENSOR_FILE),
+            prompt_template=raw["prompt_template"],
+            stop_strings=tuple(raw["stop_strings"]),
+            max_tokens=raw["max_tokens"],
+            lora=_read_lora(folder, config),
+            record=raw["record"],
+            rank_statistics=raw["rank_statistics"],
+        )
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / CONFIG_FILE}: missing or wrong entry ({error})") from error
+
+
+def _read_lora(folder: Path, config: SpeculativeConfig) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """PEFT's LoRA tensors by canonical projection name (Llama-style module names)."""
+    if not config.lora_rank:
+        return {}
+    from ss_device.families import canonical_name
+
+    prefix, factors = "base_model.model.", {}
+    for name, tensor in read_tensors(folder / "adapter_model.safetensors").items():
+        module, _, factor = name.removeprefix(prefix).rpartition(".lora_")
+        canonical = canonical_name("llama", module + ".weight")
+        key = canonical.removesuffix(".weight")
+        factors.setdefault(key, {})[factor.removesuffix(".weight")] = tensor
+    return {key: (pair["A"], pair["B"]) for key, pair in factors.items()}
+
+
+def find_adapter(name: str, models: Path) -> Path:
+    """Folder of adapter `name` (a path or a name under `models/adapters`); UserError lists the known."""
+    if (Path(name) / CONFIG_FILE).is_file():
+        return Path(name)
+    folder = models / "adapters" / name
+    if (folder / CONFIG_FILE).is_file():
+        return folder
+    known = sorted(p.parent.name for p in (models / "adapters").glob(f"*/{CONFIG_FILE}"))
+    raise UserError(f"unknown adapter '{name}' (found: {', '.join(known) or 'none'})")
+
+
+def find_base(adapter: Adapter, models: Path) -> Path:
+    """Folder of the adapter's base under `models/base`; UserError lists those found."""
+    folder = models / "base" / adapter.base.name
+    if not folder.is_dir():
+        known = sorted(p.parent.name for p in (models / "base").glob("*/config.json"))
+        raise UserError(
+            f"base model '{adapter.base.name}' of adapter '{adapter.app}' is not under "
+            f"{models / 'base'} (found: {', '.join(known) or 'none'}); name it with --base"
+        )
+    return folder

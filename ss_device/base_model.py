@@ -1,0 +1,98 @@
+"""Base model folders (Hugging Face layout): architecture, identity and canonical numpy weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ss_device.architecture import Architecture
+from ss_device.errors import UserError
+from ss_device.families import canonical_name, read_architecture
+from ss_device.files import read_json, read_tensors, sha256
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@dataclass(frozen=True)
+class BaseIdentity:
+    """What an adapter or a bundle remembers of its base: name and digests of weights and tokenizer."""
+
+    name: str
+    sha256: str
+    tokenizer_sha256: str
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class BaseFolder:
+    """A base model on disk. Weights are read on demand."""
+
+    path: Path
+    architecture: Architecture
+    identity: BaseIdentity
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Canonical name → array in the checkpoint's precision; names and shapes are checked."""
+        family = self.architecture.family
+        weights: dict[str, np.ndarray] = {}
+        for file in weight_files(self.path):
+            for name, array in read_tensors(file).items():
+                canonical = canonical_name(family, name)
+                if canonical == "head.weight" and self.architecture.tied_head:
+                    continue
+                if canonical is not None:
+                    weights[canonical] = array
+        check_shapes(weights, self.architecture.weight_shapes(), str(self.path))
+        return weights
+
+
+def open_base(path: Path | str) -> BaseFolder:
+    """Read config, tokenizer and digests of a base folder, no tensor yet.
+
+    Raises UserError that names what is missing: folder, config.json, weights or tokenizer.json.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"{path}: no such base model folder")
+    architecture = read_architecture(read_json(path / "config.json"))
+    tokenizer = path / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise UserError(f"{path}: no tokenizer.json (a base model folder needs its tokenizer)")
+    identity = BaseIdentity(path.name, sha256(*weight_files(path)), sha256(tokenizer))
+    return BaseFolder(path, architecture, identity)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The folder's safetensors files, in name order. Pickled checkpoints are not read."""
+    files = sorted(path.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{path}: no model*.safetensors in the base model folder")
+    return files
+
+
+def check_shapes(tensors: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]], where: str) -> None:
+    """Raise UserError unless names and shapes are exactly the expected ones."""
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise UserError(f"{where}: tensor '{name}' is missing")
+        if tensors[name].shape != shape:
+            raise UserError(f"{where}: tensor '{name}' has shape {tensors[name].shape}, expected {shape}")
+    extra = sorted(set(tensors) - set(expected))
+    if extra:
+        raise UserError(f"{where}: unexpected tensor '{extra[0]}'")
+
+
+def models_folder() -> Path:
+    """Where bases and adapters live: `$SS_MODELS`, `./models`, or `models` beside this package."""
+    candidates = [Path("models"), Path(__file__).resolve().parent.parent / "models"]
+    if os.environ.get("SS_MODELS"):
+        candidates.insert(0, Path(os.environ["SS_MODELS"]))
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    raise UserError("no folder 'models' found (set SS_MODELS or name base and adapter by path)")

@@ -1,0 +1,163 @@
+"""Bundles: the manifest that everything on the device reads (DESIGN: Bundle)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ss_device.application import fill_template
+from ss_device.architecture import Architecture
+from ss_device.base_model import BaseIdentity
+from ss_device.config import SpeculativeConfig
+from ss_device.errors import UserError
+from ss_device.files import read_json, sha256
+from ss_device.tree import ParentBias
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class CoreMLFunctions:
+    """Where an adapter's Core ML functions are and what sizes they were built for.
+
+    package: path inside the bundle; prefill, step: function names; chunk: prompt tokens per prefill
+    call; num_nodes N, num_kept K, context C in tokens; prune_over: `draft` or `vocabulary`, how
+    early-exit scores are normalised (unused when K = N).
+    """
+
+    package: str
+    prefill: str
+    step: str
+    chunk: int
+    num_nodes: int
+    num_kept: int
+    context: int
+    prune_over: str = "draft"
+
+
+@dataclass(frozen=True)
+class BundledAdapter:
+    """One application of a bundle. tensor_file: `mlx/adapters/<app>.safetensors`."""
+
+    app: str
+    config: SpeculativeConfig
+    prompt_template: str
+    stop_strings: tuple[str, ...]
+    max_tokens: int
+    num_nodes: int
+    tensor_file: str
+    parameters: dict[str, int] = field(default_factory=dict)
+    rank_statistics: dict = field(default_factory=dict)
+    coreml: CoreMLFunctions | None = None
+    golden: str | None = None
+
+    def prompt(self, row: dict) -> str:
+        """Prompt text of a row: its `prompt` field as is, else the application's template filled."""
+        return row["prompt"] if "prompt" in row else fill_template(self.prompt_template, row, self.app)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a bundle says of itself. files: path → {bytes, sha256}; made: versions, command."""
+
+    architecture: Architecture
+    base: BaseIdentity
+    adapters: dict[str, BundledAdapter]
+    files: dict[str, dict] = field(default_factory=dict)
+    made: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle folder."""
+
+    path: Path
+    manifest: Manifest
+
+    def adapter(self, name: str | None = None) -> BundledAdapter:
+        """The named adapter, or the only one. UserError lists the adapters of the bundle."""
+        known = self.manifest.adapters
+        if name is None and len(known) == 1:
+            return next(iter(known.values()))
+        if name is None:
+            raise UserError(f"{self.path}: name one of its adapters: {', '.join(sorted(known))}")
+        if name not in known:
+            raise UserError(
+                f"{self.path}: no adapter '{name}' in this bundle (found: "
+                f"{', '.join(sorted(known)) or 'none'})"
+            )
+        return known[name]
+
+    def parent_bias(self, adapter: BundledAdapter) -> ParentBias | None:
+        """The adapter's bigram term in float32, None without one."""
+        if not adapter.config.markov_rank:
+            return None
+        from ss_device.files import read_tensors
+
+        tensors = read_tensors(self.path / adapter.tensor_file)
+        return ParentBias(tensors["markov.u"].astype(np.float32), tensors["markov.v"].astype(np.float32))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json` with size and digest of every other file of `folder`."""
+    files = {
+        str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256(p)}
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != MANIFEST
+    }
+    raw = {"format_version": FORMAT_VERSION, **asdict(manifest), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(raw, indent=1) + "\n")
+
+
+def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
+    """Read a bundle's manifest; files must be there with their sizes, `verify` checks digests too.
+
+    Raises UserError for a folder without manifest, another format version, a missing, truncated or
+    changed file.
+    """
+    path = Path(path)
+    if not (path / MANIFEST).is_file():
+        raise UserError(f"{path}: not a bundle (no {MANIFEST}); make one with ss-convert")
+    raw = read_json(path / MANIFEST)
+    version = raw.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path / MANIFEST}: bundle format version {version}, this program reads "
+            f"{FORMAT_VERSION}" + ("; update ss-device" if (version or 0) > FORMAT_VERSION else "")
+        )
+    try:
+        manifest = Manifest(
+            architecture=Architecture.from_dict(raw["architecture"]),
+            base=BaseIdentity(**raw["base"]),
+            adapters={name: _adapter(entry) for name, entry in raw["adapters"].items()},
+            files=raw["files"],
+            made=raw["made"],
+        )
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path / MANIFEST}: missing or wrong entry ({error})") from error
+    _check_files(path, manifest.files, verify)
+    return Bundle(path, manifest)
+
+
+def _adapter(raw: dict) -> BundledAdapter:
+    coreml = CoreMLFunctions(**raw["coreml"]) if raw.get("coreml") else None
+    config = SpeculativeConfig.from_dict(raw["config"])
+    stops = tuple(raw["stop_strings"])
+    return BundledAdapter(**{**raw, "config": config, "coreml": coreml, "stop_strings": stops})
+
+
+def _check_files(path: Path, files: dict[str, dict], verify: bool) -> None:
+    for name, entry in files.items():
+        file = path / name
+        if not file.is_file():
+            raise UserError(f"{path}: file '{name}' of the bundle is missing")
+        if file.stat().st_size != entry["bytes"]:
+            raise UserError(
+                f"{path}: file '{name}' has {file.stat().st_size} bytes, expected {entry['bytes']}"
+            )
+        if verify and sha256(file) != entry["sha256"]:
+            raise UserError(f"{path}: file '{name}' was changed after the conversion (sha256)")

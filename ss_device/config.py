@@ -1,0 +1,152 @@
+"""SpeculativeConfig: every setting of the streams of one adapter, as stored in its folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from ss_device.architecture import Architecture
+from ss_device.errors import UserError
+
+MODES = ("lossless", "shared")
+STREAM_MLPS = ("adapter", "base")
+STREAM_POSITIONS = ("shift", "same")
+LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Streams, modes and ranks (METHOD: Streams, Modes, Draft trees). 0 switches a part off.
+
+    num_streams γ; num_msa_layers N_s; stream_mlp: `adapter` puts the low-rank adapter in place of the
+    feed-forward block for stream rows, `base` adds it to the block's output; stream_init_rank: f_η
+    (0 = identity); markov_rank: parent bias; stream_lora_rank/alpha: LoRA on stream rows only;
+    lora_rank/alpha: LoRA of main and streams (shared mode, PEFT files).
+    """
+
+    mode: str = "lossless"
+    num_streams: int = 4
+    num_msa_layers: int = 4
+    main_attends_streams: bool = False
+    stream_mlp: str = "adapter"
+    stream_position: str = "shift"
+    stream_adapter_rank: int = 8
+    stream_init_rank: int = 0
+    stream_lora_rank: int = 0
+    stream_lora_alpha: float = 0.0
+    pruning_rank: int = 8
+    markov_rank: int = 0
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        _expect(self.mode in MODES, f"mode '{self.mode}' is not one of {', '.join(MODES)}")
+        _expect(self.num_streams >= 1, f"num_streams {self.num_streams} must be at least 1")
+        _expect(self.num_msa_layers >= 1, f"num_msa_layers {self.num_msa_layers} must be at least 1")
+        _expect(
+            self.stream_mlp in STREAM_MLPS,
+            f"stream_mlp '{self.stream_mlp}' is not one of {', '.join(STREAM_MLPS)}",
+        )
+        _expect(
+            self.stream_position in STREAM_POSITIONS,
+            f"stream_position '{self.stream_position}' is not one of {', '.join(STREAM_POSITIONS)}",
+        )
+        _expect(
+            self.mode == "shared" or not self.main_attends_streams,
+            "main_attends_streams needs mode 'shared': it changes the main stream",
+        )
+        _expect(
+            self.mode == "shared" or self.lora_rank == 0,
+            "lora_rank needs mode 'shared': a lossless base stays untouched",
+        )
+        for name in (
+            "stream_adapter_rank",
+            "stream_init_rank",
+            "stream_lora_rank",
+            "pruning_rank",
+            "markov_rank",
+            "lora_rank",
+        ):
+            _expect(getattr(self, name) >= 0, f"{name} must not be negative")
+
+    def check(self, architecture: Architecture) -> None:
+        """Raise UserError when the settings do not fit a base model."""
+        _expect(
+            self.num_msa_layers <= architecture.num_layers,
+            f"num_msa_layers {self.num_msa_layers} exceeds the base model's "
+            f"{architecture.num_layers} layers",
+        )
+
+    @property
+    def stream_lora_scale(self) -> float:
+        return self.stream_lora_alpha / self.stream_lora_rank if self.stream_lora_rank else 0.0
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(raw: dict) -> SpeculativeConfig:
+        """Inverse of `to_dict`; an unknown key is a UserError (a newer format, or a typo)."""
+        unknown = sorted(set(raw) - {f.name for f in fields(SpeculativeConfig)})
+        _expect(not unknown, f"speculative config: unknown setting '{(unknown or [''])[0]}'")
+        return SpeculativeConfig(**raw)
+
+
+def paper_config(mode: str = "lossless", **changes) -> SpeculativeConfig:
+    """The papers' settings: γ 4, N_s 4, rank 8 adapters, no parent bias, no stream LoRA."""
+    if mode == "shared":
+        shared = {
+            "stream_mlp": "base",
+            "stream_adapter_rank": 0,
+            "lora_rank": 32,
+            "lora_alpha": 64.0,
+        }
+        return SpeculativeConfig(**{"mode": mode, **shared, **changes})
+    return SpeculativeConfig(**{"mode": mode, **changes})
+
+
+def parameter_count(config: SpeculativeConfig, architecture: Architecture) -> dict[str, int]:
+    """Parameters an adapter adds to its base, by part.
+
+    With shared mode's defaults the speculative parts are γ·h + 2·8·h = 20·h (METHOD: Modes); LoRA is
+    counted apart because plain fine-tuning needs it too.
+    """
+    h, layers = architecture.hidden_size, config.num_msa_layers
+    sizes = {n: sum(s) for n, s in architecture.projection_shapes().items()}
+    return {
+        "stream_embeddings": config.num_streams * h,
+        "stream_init": 2 * config.stream_init_rank * h,
+        "stream_adapters": layers * 2 * config.stream_adapter_rank * h,
+        "stream_lora": layers * config.stream_lora_rank * sum(sizes[t] for t in LORA_TARGETS),
+        "pruning_head": 2 * config.pruning_rank * h,
+        "parent_bias": 2 * config.markov_rank * architecture.vocab_size,
+        "lora": architecture.num_layers * config.lora_rank * sum(sizes[t] for t in LORA_TARGETS),
+    }
+
+
+def tensor_shapes(config: SpeculativeConfig, architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor in `speculative.safetensors`.
+
+    LoRA factors: `a` [rank, in], `b` [out, rank]; layers count from the first MSA layer.
+    """
+    h, v = architecture.hidden_size, architecture.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (config.num_streams, h)}
+    if rank := config.stream_init_rank:
+        shapes |= {"stream_init.down": (rank, h), "stream_init.up": (h, rank)}
+    for layer in range(config.num_msa_layers):
+        if rank := config.stream_adapter_rank:
+            shapes[f"stream_adapters.{layer}.down"] = (rank, h)
+            shapes[f"stream_adapters.{layer}.up"] = (h, rank)
+        if rank := config.stream_lora_rank:
+            for target, (outputs, inputs) in architecture.projection_shapes().items():
+                shapes[f"stream_lora.{layer}.{target}.a"] = (rank, inputs)
+                shapes[f"stream_lora.{layer}.{target}.b"] = (outputs, rank)
+    if rank := config.pruning_rank:
+        shapes |= {"pruning.a": (rank, h), "pruning.b": (h, rank)}
+    if rank := config.markov_rank:
+        shapes |= {"markov.u": (v, rank), "markov.v": (v, rank)}
+    return shapes
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)

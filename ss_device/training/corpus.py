@@ -1,0 +1,106 @@
+"""Documents for pre-training: application rows, plain text and repeated random spans, as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ss_device.application import load_application
+from ss_device.errors import UserError
+from ss_device.json_lines import read_json_lines
+from ss_device.training.recipe import Recipe, Source
+
+BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+
+
+@dataclass(frozen=True)
+class Document:
+    """Token ids [length] of one document; the first `prompt_length` of them are prompt."""
+
+    ids: np.ndarray
+    prompt_length: int
+
+
+def source_texts(source: Source, data: Path) -> Iterator[tuple[str, str]]:
+    """Yield (prompt, completion) texts of a source; the prompt is empty for plain text."""
+    path = data / source.path
+    app = load_application(source.app) if source.kind == "application" else None
+    for row in read_json_lines(path):
+        if row.get("source", "").split("/")[0] in source.exclude:
+            continue
+        if app is not None:
+            yield app.prompt(row), app.completion_text(row)
+        elif "text" in row:
+            yield "", row["text"]
+        else:
+            raise UserError(f"{path}: a row has no field 'text' (found {', '.join(row)})")
+
+
+def tokenized_documents(
+    source: Source, data: Path, tokenizer: Tokenizer, max_length: int
+) -> list[Document]:
+    """All documents of an application or text source, BOS first and EOS last.
+
+    Application rows longer than `max_length` tokens are dropped (a cut completion would teach not to
+    stop); plain text is cut into pieces of `max_length`.
+    """
+    bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
+    pairs = list(source_texts(source, data))
+    prompts = tokenizer.encode_batch_fast([p for p, _ in pairs], add_special_tokens=False)
+    completions = tokenizer.encode_batch_fast([c for _, c in pairs], add_special_tokens=False)
+    documents = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids = [bos, *prompt.ids, *completion.ids, eos]
+        if source.kind == "application":
+            if len(ids) <= max_length:
+                documents.append(Document(np.array(ids, np.int32), 1 + len(prompt.ids)))
+            continue
+        for start in range(0, len(ids), max_length):
+            piece = np.array(ids[start : start + max_length], np.int32)
+            documents.append(Document(piece, 0))
+    if not documents:
+        raise UserError(f"{data / source.path}: no document of at most {max_length} tokens")
+    return documents
+
+
+def repeated_spans(
+    count: int, vocab_size: int, rng: np.random.Generator, bos: int, eos: int
+) -> list[Document]:
+    """`count` documents `bos span span eos` of random tokens; the first copy carries no loss."""
+    documents = []
+    for _ in range(count):
+        span = rng.integers(3, vocab_size, size=int(rng.integers(12, 64)))
+        ids = np.concatenate([[bos], span, span, [eos]]).astype(np.int32)
+        documents.append(Document(ids, 1 + len(span)))
+    return documents
+
+
+def draw_documents(
+    recipe: Recipe, data: Path, tokenizer: Tokenizer, rng: np.random.Generator
+) -> list[Document]:
+    """The run's documents in training order: enough tokens for every step, mixed by token weight."""
+    schedule = recipe.schedule
+    total = schedule.steps * schedule.tokens_per_batch
+    bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
+    timed: list[tuple[float, Document]] = []
+    for source in recipe.sources:
+        tokens = total * source.weight * source.until
+        if source.kind == "repeat":
+            pool = repeated_spans(int(tokens / 78) + 1, recipe.vocab_size, rng, bos, eos)
+        else:
+            pool = tokenized_documents(source, data, tokenizer, schedule.max_length)
+        drawn: list[Document] = []
+        while tokens > 0:
+            for index in rng.permutation(len(pool)):
+                drawn.append(pool[index])
+                tokens -= len(pool[index].ids)
+                if tokens <= 0:
+                    break
+        times = np.sort(rng.random(len(drawn))) * source.until
+        timed.extend(zip(times.tolist(), drawn, strict=True))
+    timed.sort(key=lambda pair: pair[0])
+    return [document for _, document in timed]

@@ -1,0 +1,193 @@
+"""Pre-training of a small Llama base model from a recipe, resumable, on accelerate."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from tokenizers import Tokenizer
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ss_device.training.batching import collate, plan_batches
+from ss_device.training.checkpoint import load_checkpoint, save_checkpoint
+from ss_device.training.corpus import BOS, EOS, PAD, Document, draw_documents
+from ss_device.training.recipe import Recipe, Schedule
+from ss_device.training.tokenizer import train_tokenizer
+
+
+def learning_rate(step: int, schedule: Schedule) -> float:
+    """Linear warm-up, then linear decay to `final_learning_rate` at the last step."""
+    if step < schedule.warmup_steps:
+        return schedule.learning_rate * (step + 1) / schedule.warmup_steps
+    done = (step - schedule.warmup_steps) / max(1, schedule.steps - schedule.warmup_steps)
+    return schedule.final_learning_rate + (1 - min(1.0, done)) * (
+        schedule.learning_rate - schedule.final_learning_rate
+    )
+
+
+def weighted_loss(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Next-token cross-entropy, mean over target weights. logits [B, T, V], ids and weights [B, T]."""
+    losses = functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
+    )
+    targets = weights[:, 1:].flatten()
+    return (losses * targets).sum() / targets.sum().clamp(min=1.0)
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    """A freshly initialised Llama of the recipe's shape (tied head), seeded by the recipe."""
+    torch.manual_seed(recipe.seed)
+    config = LlamaConfig(
+        vocab_size=recipe.vocab_size,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.token_to_id(BOS),
+        eos_token_id=tokenizer.token_to_id(EOS),
+        pad_token_id=tokenizer.token_to_id(PAD),
+        **recipe.model,
+    )
+    return LlamaForCausalLM(config)
+
+
+def build_optimizer(model: torch.nn.Module, schedule: Schedule) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": schedule.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=(0.9, 0.95), foreach=True)
+
+
+def pretrain(
+    recipe: Recipe,
+    data: Path,
+    output: Path,
+    resume: bool = False,
+    checkpoint_minutes: float = 5.0,
+    report: Callable[[dict], None] = lambda record: None,
+) -> None:
+    """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
+
+    Checkpoints and the log live in `<output>.run/`; `report` receives every log record
+    (step, loss, lr, tokens, tokens/s, eta seconds).
+    """
+    run = output.with_name(output.name + ".run")
+    if not resume:
+        shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(recipe, data, run)
+    rng = np.random.default_rng(recipe.seed)
+    documents = draw_documents(recipe, data, tokenizer, rng)
+    batches = plan_batches([len(d.ids) for d in documents], recipe.schedule.tokens_per_batch, rng)[
+        : recipe.schedule.steps
+    ]
+    accelerator = Accelerator()
+    model = build_model(recipe, tokenizer)
+    optimizer = build_optimizer(model, recipe.schedule)
+    record = load_checkpoint(run / "checkpoint", model, optimizer) if resume else None
+    model, optimizer = accelerator.prepare(model, optimizer)
+    _run(
+        accelerator,
+        model,
+        optimizer,
+        recipe,
+        documents,
+        batches,
+        run,
+        record,
+        checkpoint_minutes,
+        report,
+    )
+    if accelerator.is_main_process:
+        save_base(accelerator.unwrap_model(model), run / "tokenizer", output)
+
+
+def _run(accelerator, model, optimizer, recipe, documents, batches, run, record, minutes, report) -> None:
+    schedule = recipe.schedule
+    first = record["step"] if record else 0
+    tokens = record["tokens"] if record else 0
+    log = (run / "log.jsonl").open("a")
+    started = saved = time.monotonic()
+    seen, average = 0, record["loss"] if record else None
+    for step in range(first, len(batches)):
+        loss, size = train_step(
+            accelerator, model, optimizer, [documents[i] for i in batches[step]], step, schedule
+        )
+        tokens, seen = tokens + size, seen + size
+        average = loss if average is None else 0.98 * average + 0.02 * loss
+        elapsed = time.monotonic() - started
+        if (step + 1) % 10 == 0 or step + 1 == len(batches):
+            line = {
+                "step": step + 1,
+                "steps": len(batches),
+                "loss": round(average, 4),
+                "lr": learning_rate(step, schedule),
+                "tokens": tokens,
+                "tokens_per_second": round(seen / elapsed),
+                "eta": round(elapsed / (step + 1 - first) * (len(batches) - step - 1)),
+            }
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+            report(line)
+        if time.monotonic() - saved > 60 * minutes and accelerator.is_main_process:
+            state = {"step": step + 1, "tokens": tokens, "loss": average}
+            save_checkpoint(run / "checkpoint", accelerator.unwrap_model(model), optimizer, state)
+            saved = time.monotonic()
+    if accelerator.is_main_process:
+        state = {"step": len(batches), "tokens": tokens, "loss": average}
+        save_checkpoint(run / "checkpoint", accelerator.unwrap_model(model), optimizer, state)
+
+
+def train_step(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    documents: list[Document],
+    step: int,
+    schedule: Schedule,
+) -> tuple[float, int]:
+    """One optimizer step on this process's share of `documents`; returns loss and tokens of all."""
+    share = documents[accelerator.process_index :: accelerator.num_processes] or documents[:1]
+    ids, weights = collate(share, 0, schedule.prompt_weight)
+    ids, weights = (torch.from_numpy(a).to(accelerator.device) for a in (ids, weights))
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(step, schedule)
+    with accelerator.autocast():
+        logits = model(input_ids=ids, use_cache=False).logits
+    loss = weighted_loss(logits, ids, weights)
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    value = loss.item()
+    if not math.isfinite(value):
+        raise FloatingPointError(f"loss is {value} at step {step + 1}; lower the learning rate")
+    return value, sum(len(d.ids) for d in documents)
+
+
+def _tokenizer(recipe: Recipe, data: Path, run: Path) -> Tokenizer:
+    folder = run / "tokenizer"
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return train_tokenizer(recipe, data, folder)
+
+
+def save_base(model: LlamaForCausalLM, tokenizer: Path, output: Path) -> None:
+    """Write model (fp16) and tokenizer as one Hugging Face folder, renamed into place when whole."""
+    temporary = output.with_name(output.name + ".partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(tokenizer, temporary)
+    half = LlamaForCausalLM(model.config).to(torch.float16)
+    half.load_state_dict(model.state_dict())
+    half.save_pretrained(temporary, safe_serialization=True)
+    shutil.rmtree(output, ignore_errors=True)
+    temporary.rename(output)

@@ -1,0 +1,208 @@
+"""Draft trees: construction from stream logits, ancestor mask, paths.
+
+A tree is drawn with its root, the already decided token, as node 0; parents come before children:
+
+    tokens   [ SELECT, name, count, FROM, ( ]        SELECT ─┬─ name ─── FROM
+    parents  [     -1,    0,     0,    1, 2 ]                └─ count ── (
+    depths   [      0,    1,     1,    2, 2 ]
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A draft of `num_nodes` tokens. Arrays are int32 [num_nodes]; `parents[0]` is -1."""
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+
+    def __post_init__(self) -> None:
+        nodes = np.arange(self.num_nodes)
+        if self.num_nodes == 0 or self.parents[0] != -1 or np.any(self.parents >= nodes):
+            raise ValueError("a tree needs a root with parent -1 and parents before their children")
+        if np.any(self.parents[1:] < 0):
+            raise ValueError("a tree has one root")
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.tokens)
+
+    def ancestor_mask(self, size: int | None = None) -> np.ndarray:
+        """Boolean [size, size]: row v sees column u when u is v or an ancestor of v.
+
+        `size` ≥ num_nodes pads with nodes that see only themselves (METHOD: One decoding step).
+        """
+        size = self.num_nodes if size is None else size
+        mask = np.eye(size, dtype=bool)
+        for node in range(1, self.num_nodes):
+            mask[node] |= mask[self.parents[node]]
+        return mask
+
+    def path(self, node: int) -> list[int]:
+        """Node ids from the root to `node`, both included."""
+        nodes = []
+        while node >= 0:
+            nodes.append(int(node))
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def children(self, node: int) -> list[int]:
+        return [int(c) for c in np.nonzero(self.parents == node)[0]]
+
+
+def tree_from_parents(tokens, parents) -> DraftTree:
+    """A tree from tokens and parents alone; depths are derived."""
+    tokens, parents = np.asarray(tokens, np.int32), np.asarray(parents, np.int32)
+    depths = np.zeros_like(parents)
+    for node in range(1, len(parents)):
+        depths[node] = depths[parents[node]] + 1
+    return DraftTree(tokens, parents, depths)
+
+
+def root_only(token: int) -> DraftTree:
+    """The tree of plain decoding: one node."""
+    return tree_from_parents([token], [-1])
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities over the last axis in float32."""
+    shifted = logits.astype(np.float32) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class ParentBias:
+    """Low-rank bigram term on the parent token: `logits_child += u[parent] @ v.T`.
+
+    u, v: float32 [V, markov_rank] (METHOD: Draft trees).
+    """
+
+    u: np.ndarray
+    v: np.ndarray
+
+    def __call__(self, token: int) -> np.ndarray:
+        return self.v @ self.u[token]
+
+
+def best_first_tree(
+    root: int,
+    stream_logits: np.ndarray,
+    num_nodes: int,
+    parent_bias: ParentBias | None = None,
+    stop_ids: frozenset[int] = frozenset(),
+    max_depth: int | None = None,
+    max_children: int = 64,
+) -> DraftTree:
+    """The `num_nodes` most probable nodes, path probability = product of edge probabilities.
+
+    stream_logits: [γ, V] of the position that decided `root`; row g-1 gives the children at depth g,
+    re-weighted by the true parent token when there is a parent bias. Best-first search pops nodes in
+    order of path probability, so the result is the optimal tree of that size and closed under
+    ancestors (METHOD: Draft trees). Ties go to the lower token id. Tokens in `stop_ids` get no
+    children; no node lies deeper than `max_depth`. `max_children` bounds one node's children (the
+    bias is applied over the whole vocabulary before that cut).
+    """
+    depth_limit = len(stream_logits) if max_depth is None else min(max_depth, len(stream_logits))
+    ranked = _ranked_children(stream_logits, parent_bias, min(max_children, num_nodes))
+    tokens, parents, depths = [root], [-1], [0]
+    frontier: list[tuple[float, int, int, int]] = []  # -log p, creation order, parent, child rank
+    created = 0
+
+    def push(parent: int, rank: int, base: float) -> None:
+        nonlocal created
+        _, log_probs = ranked(depths[parent], tokens[parent])
+        if rank < len(log_probs):
+            heapq.heappush(frontier, (base - float(log_probs[rank]), created, parent, rank))
+            created += 1
+
+    if num_nodes > 1 and depth_limit > 0 and root not in stop_ids:
+        push(0, 0, 0.0)
+    while frontier and len(tokens) < num_nodes:
+        cost, _, parent, rank = heapq.heappop(frontier)
+        ids, log_probs = ranked(depths[parent], tokens[parent])
+        node = len(tokens)
+        tokens.append(int(ids[rank]))
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+        push(parent, rank + 1, cost + float(log_probs[rank]))
+        if depths[node] < depth_limit and tokens[node] not in stop_ids:
+            push(node, 0, cost)
+    return tree_from_parents(tokens, parents)
+
+
+def _ranked_children(
+    stream_logits: np.ndarray, parent_bias: ParentBias | None, count: int
+) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
+    """A cached function (depth of parent, parent token) → (child ids, log-probabilities), best first."""
+    cache: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def ranked(depth: int, token: int) -> tuple[np.ndarray, np.ndarray]:
+        key = (depth, token if parent_bias else -1)
+        if key not in cache:
+            logits = stream_logits[depth].astype(np.float32)
+            if parent_bias is not None:
+                logits = logits + parent_bias(token)
+            cache[key] = _best(log_softmax(logits), count)
+        return cache[key]
+
+    return ranked
+
+
+def _best(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and values of the `count` largest scores, best first, ties to the lower id."""
+    if count < len(scores):
+        threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
+        ids = np.nonzero(scores >= threshold)[0]
+    else:
+        ids = np.arange(len(scores))
+    order = ids[np.argsort(-scores[ids], kind="stable")][:count]
+    return order, scores[order]
+
+
+def k_ary_tree(
+    root: int,
+    stream_logits: np.ndarray,
+    k: int,
+    max_nodes: int | None = None,
+    stop_ids: frozenset[int] = frozenset(),
+    max_depth: int | None = None,
+) -> DraftTree:
+    """The papers' draft: the Cartesian product of each stream's top k, 1 + Σ k^g nodes, level by level.
+
+    Cut after `max_nodes` nodes when given. stream_logits: [γ, V].
+    """
+    depth_limit = len(stream_logits) if max_depth is None else min(max_depth, len(stream_logits))
+    limit = max_nodes or sum(k**g for g in range(len(stream_logits) + 1))
+    tokens, parents, level = [root], [-1], [0]
+    for depth in range(depth_limit):
+        ids, _ = _best(stream_logits[depth].astype(np.float32), k)
+        grown = []
+        for parent in level:
+            if tokens[parent] in stop_ids:
+                continue
+            for token in ids:
+                if len(tokens) == limit:
+                    return tree_from_parents(tokens, parents)
+                grown.append(len(tokens))
+                tokens.append(int(token))
+                parents.append(parent)
+        level = grown
+    return tree_from_parents(tokens, parents)
+
+
+def keep_best_nodes(node_scores: np.ndarray, keep: int) -> np.ndarray:
+    """Ids (ascending) of the `keep` highest-scoring nodes; ties go to the lower index.
+
+    node_scores: float [num_nodes], path log-probabilities, so a parent never scores below its child
+    and the kept set holds the root and is closed under ancestors (METHOD: One decoding step, 2).
+    """
+    order = np.argsort(-node_scores, kind="stable")[:keep]
+    return np.sort(order)
