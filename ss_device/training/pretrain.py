@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ss_device.training.batching import collate, plan_batches
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint
+from ss_device.training.copy_initialization import wire_copying
 from ss_device.training.corpus import BOS, EOS, PAD, Document, draw_documents
 from ss_device.training.recipe import Recipe, Schedule
 from ss_device.training.tokenizer import train_tokenizer
@@ -53,7 +54,10 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
         pad_token_id=tokenizer.token_to_id(PAD),
         **recipe.model,
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    if recipe.schedule.copy_initialization:
+        wire_copying(model, recipe.seed)
+    return model
 
 
 def build_optimizer(model: torch.nn.Module, schedule: Schedule) -> torch.optim.AdamW:

@@ -33,6 +33,7 @@ class Schedule:
     weight_decay: float
     prompt_weight: float = 1.0
     final_learning_rate: float = 0.0
+    copy_initialization: bool = False
 
 
 @dataclass(frozen=True)
