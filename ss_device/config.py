@@ -104,6 +104,17 @@ def paper_config(mode: str = "lossless", **changes) -> SpeculativeConfig:
     return SpeculativeConfig(**{"mode": mode, **changes})
 
 
+def plus_config(**changes) -> SpeculativeConfig:
+    """SS+ (METHOD: Draft trees): streams through the frozen MLP, stream LoRA, and a parent bias."""
+    plus = {
+        "stream_mlp": "base",
+        "stream_lora_rank": 32,
+        "stream_lora_alpha": 64.0,
+        "markov_rank": 32,
+    }
+    return SpeculativeConfig(**{**plus, **changes})
+
+
 def parameter_count(config: SpeculativeConfig, architecture: Architecture) -> dict[str, int]:
     """Parameters an adapter adds to its base, by part.
 

@@ -86,4 +86,3 @@ def _induction_head(model, layer: int, kv: int, identity, previous, moved) -> No
     attention.k_proj.weight[rows] = key
     attention.v_proj.weight[rows] = moved
     attention.o_proj.weight[:, head * d : (head + 1) * d] = MOVE * moved.T
-

@@ -84,6 +84,9 @@ def pretrain(
     Checkpoints and the log live in `<output>.run/`; `report` receives every log record
     (step, loss, lr, tokens, tokens/s, eta seconds).
     """
+    # Sharp attention makes denormal probabilities, which CPUs multiply very slowly. Set before the
+    # first parallel operation: worker threads inherit it.
+    torch.set_flush_denormal(True)
     run = output.with_name(output.name + ".run")
     if not resume:
         shutil.rmtree(run, ignore_errors=True)

@@ -151,10 +151,10 @@ def test_half_precision_runs(mlx_base, dtype):
 
 @pytest.mark.heavy
 def test_compiled_step(mlx_base, expected):
-    """Compiled: same text across sizes and capacities, and a changed weight is not ignored."""
-    adapter = random_adapter(mlx_base, CONFIGS["paper"])
-    model = mlx_model(mlx_base, adapter, num_nodes=4, num_kept=3, bucket=32, compiled=True)
-    assert text(model, Drafter(4)) == expected
+    """Compiled: same text, and a weight changed later is not ignored. Heavy: MLX compiles C++ on a CPU."""
+    adapter = random_adapter(mlx_base, CONFIGS["bare"])
+    model = mlx_model(mlx_base, adapter, num_nodes=3, bucket=32, compiled=True)
+    assert text(model, Drafter(3)) == expected
     before = model.prefill(PROMPT).stream_logits
     model.decoder.stream_embeddings = model.decoder.stream_embeddings + 1
     assert np.abs(model.prefill(PROMPT).stream_logits - before).max() > 0.1

@@ -1,0 +1,125 @@
+"""Command line of the executor: describe a package, or run one of its functions."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from .errors import ExecutorError
+from .package import ARITHMETICS, Feature, Function, Package, load_package
+
+_EXAMPLE = """example:
+  python -m ss_convert.coreml.executor model.mlpackage
+  python -m ss_convert.coreml.executor model.mlpackage --function main \\
+      --inputs in.npz --outputs out.npz --arithmetic float32
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ss_convert.coreml.executor",
+        description="Describe a saved Core ML package, or run one of its functions in numpy.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("package", type=Path, help="a .mlpackage folder")
+    parser.add_argument("--json", action="store_true", help="describe as JSON")
+    parser.add_argument("--function", help="function to run (describes the package without it)")
+    parser.add_argument("--inputs", type=Path, help=".npz file with one array per input")
+    parser.add_argument("--state", type=Path, help=".npz file with one array per state (else 0)")
+    parser.add_argument("--outputs", type=Path, help=".npz file to write the outputs to")
+    parser.add_argument("--state-out", type=Path, help=".npz file to write the states to")
+    parser.add_argument(
+        "--arithmetic", choices=ARITHMETICS, default="float16",
+        help="round fp16 tensors after every operation (float16, default) or never (float32)",
+    )  # fmt: skip
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0, or 2 with one line on standard error for bad input, or 130 when interrupted."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        package = load_package(options.package)
+        if options.function is None:
+            _describe(package, options.json)
+        else:
+            _run(package, options)
+    except (ExecutorError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _features(features: dict[str, Feature]) -> list[dict]:
+    return [{"name": f.name, "shape": f.shape, "dtype": f.dtype} for f in features.values()]
+
+
+def _function_record(function: Function) -> dict:
+    return {
+        "opset": function.opset,
+        "inputs": _features(function.inputs),
+        "outputs": _features(function.outputs),
+        "states": _features(function.states),
+        "operations": function.op_histogram(),
+    }
+
+
+def _describe(package: Package, as_json: bool) -> None:
+    record = {
+        "package": str(package.path),
+        "specification_version": package.specification_version,
+        "weight_bytes": package.weight_bytes,
+        "metadata": package.metadata,
+        "functions": {name: _function_record(f) for name, f in package.functions.items()},
+    }
+    if as_json:
+        print(json.dumps(record, indent=2))
+        return
+    print(f"{package.path}: specification {package.specification_version}, "
+          f"{package.weight_bytes} bytes of weights")  # fmt: skip
+    for key, value in sorted(package.metadata.items()):
+        print(f"  {key}: {value}")
+    for name, function in record["functions"].items():
+        print(f"function {name} (opset CoreML{function['opset']})")
+        for kind in ("inputs", "outputs", "states"):
+            for feature in function[kind]:
+                shape = ", ".join("?" if size is None else str(size) for size in feature["shape"])
+                print(f"  {kind[:-1]:6} {feature['name']}: {feature['dtype']} ({shape})")
+        counts = ", ".join(f"{op} {count}" for op, count in function["operations"].items())
+        print(f"  operations: {counts}")
+
+
+def _load_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        raise ExecutorError(f"{path}: no such file") from None
+    except Exception as error:  # numpy raises many kinds for a file that is not .npz
+        raise ExecutorError(f"{path}: not a readable .npz file ({error})") from None
+
+
+def _run(package: Package, options: argparse.Namespace) -> None:
+    if options.outputs is None:
+        raise ExecutorError("--function needs --outputs, a .npz file for the results")
+    program = package.program(options.function, options.arithmetic)
+    inputs = _load_arrays(options.inputs) if options.inputs else {}
+    state = program.make_state()
+    if options.state:
+        given = _load_arrays(options.state)
+        unknown = sorted(given.keys() - state.keys())
+        if unknown:
+            raise ExecutorError(f"{options.state}: the function has no state '{unknown[0]}'")
+        state.update(given)
+    outputs = program.predict(inputs, state)
+    np.savez(options.outputs, **outputs)
+    if options.state_out:
+        np.savez(options.state_out, **state)
+    for name, value in outputs.items():
+        print(f"{name}: {value.dtype} {value.shape}")

@@ -1,0 +1,93 @@
+"""What goes into and comes out of the functions of a package: the one place that says so.
+
+N nodes, K kept, γ streams, C context, T chunk, V vocabulary, L layers, h hidden size.
+
+State (shared by all functions)
+    kv_cache         fp16 [2·L, n_kv, C + max(N, T), head_dim]  keys of layers 0..L-1, then their values.
+                     Slot s < C holds position s once committed. Slots C..C+N-1 are scratch: the rows of
+                     the last step, node v in slot C+v; above the pruning layer kept row r in slot C+r.
+
+`<app>_prefill`, T prompt tokens without streams
+    tokens           int32 [1, T]     padded behind with any valid id
+    position         int32 [1]        position (and slot) of the first token
+    mask             fp16 [T, C+T]    0 where row t sees slot s (s < C) or token s - C, else -1e4
+  → hidden           fp16 [1, h]      last row at the last layer's input; a function must return something
+
+`<app>_step`, one decoding step (METHOD: One decoding step)
+    tokens           int32 [1, N]     node 0 is the root, parents before children
+    positions        int32 [N]        committed length + depth
+    parents          int32 [N]        -1 for the root and for padding
+    mask             fp16 [N, C+N]    0 where node v sees slot s (s < C) or node s - C, else -1e4; padding
+                                      sees itself only, and at least that
+    commit_position  int32 [1]        slot of the first row committed now
+    commit_nodes     int32 [N]        node ids of the previous step's accepted path, then -1
+    commit_rows      int32 [N]        only when K < N: their rows among the kept nodes, then -1
+    stream_gate      fp16 [1]         only with main_attends_streams: 0, or -1e4 to hide streams from main
+  → kept             int32 [K]        node ids, ascending, padding last
+    chosen           int32 [K]        the model's next token at each kept node
+    accepted         int32 [1]        node where the greedy walk ends
+    stream_logits    fp16 [γ, V]      streams of the accepted node
+
+A step first moves the previous step's accepted rows from scratch to slots commit_position,
+commit_position+1, …; up to N slots from there are overwritten, so nothing visible may lie behind it.
+The call after a prefill passes -1 everywhere and the prompt's length.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ss_convert.coreml.options import CoreMLOptions
+from ss_device.architecture import Architecture
+from ss_device.config import SpeculativeConfig
+
+STATE = "kv_cache"
+MASKED = -1e4
+
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def function_names(app: str) -> tuple[str, str]:
+    """Names of an application's prefill and step functions; Core ML wants identifiers."""
+    stem = re.sub(r"\W", "_", app, flags=re.ASCII)
+    stem = f"app_{stem}" if not stem or stem[0].isdigit() else stem
+    return f"{stem}_prefill", f"{stem}_step"
+
+
+def num_slots(options: CoreMLOptions) -> int:
+    """Slots of the state: the context and scratch room for a step or an overhanging chunk."""
+    return options.context + max(options.num_nodes, options.chunk)
+
+
+def state_shape(architecture: Architecture, options: CoreMLOptions) -> tuple[int, int, int, int]:
+    """(2·L, n_kv, C + max(N, T), head_dim)."""
+    a = architecture
+    return 2 * a.num_layers, a.num_kv_heads, num_slots(options), a.head_dim
+
+
+def prefill_inputs(options: CoreMLOptions) -> Shapes:
+    """Name → (dtype, shape) of the prefill function's inputs."""
+    chunk = options.chunk
+    return {
+        "tokens": ("int32", (1, chunk)),
+        "position": ("int32", (1,)),
+        "mask": ("float16", (chunk, options.context + chunk)),
+    }
+
+
+def step_inputs(config: SpeculativeConfig, options: CoreMLOptions) -> Shapes:
+    """Name → (dtype, shape) of the step function's inputs."""
+    n = options.num_nodes
+    shapes: Shapes = {
+        "tokens": ("int32", (1, n)),
+        "positions": ("int32", (n,)),
+        "parents": ("int32", (n,)),
+        "mask": ("float16", (n, options.context + n)),
+        "commit_position": ("int32", (1,)),
+        "commit_nodes": ("int32", (n,)),
+    }
+    if options.prunes:
+        shapes["commit_rows"] = ("int32", (n,))
+    if config.main_attends_streams:
+        shapes["stream_gate"] = ("float16", (1,))
+    return shapes

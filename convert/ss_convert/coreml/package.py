@@ -1,0 +1,120 @@
+"""Saving MIL programs as one multifunction package whose functions share their weights."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from unittest import mock
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Program
+from coremltools.models.utils import MultiFunctionDescriptor, load_spec, save_multifunction, save_spec
+
+# The graph is built as it should run, so only clean-up and what states need is applied: fusions could
+# change an order of operations, and every pass costs a check of the whole program.
+PASSES = (
+    "common::noop_elimination",
+    "common::const_elimination",
+    "common::const_deduplication",
+    "common::remove_redundant_ops",
+    "common::dedup_op_and_var_names",
+    "common::canonicalize_inplace_pattern",
+    "common::prefer_state_in_downstream",
+    "common::dead_code_elimination",
+)
+
+
+def save_package(
+    programs: Mapping[str, Program], default: str, metadata: Mapping[str, str], path: Path
+) -> None:
+    """Write programs (function name → program) to `path`, replacing what is there."""
+    with _beside(path) as folder:
+        parts = {}
+        for name, program in programs.items():
+            parts[name] = folder / f"{name}.mlpackage"
+            _to_model(program).save(str(parts[name]))
+        _merge({name: (part, "main") for name, part in parts.items()}, default, metadata, folder, path)
+
+
+def merge_packages(packages: list[Path], default: str, metadata: Mapping[str, str], path: Path) -> None:
+    """One package with the functions of several (one per adapter); what they share is stored once."""
+    sources = {}
+    for package in packages:
+        for function in load_spec(str(package)).description.functions:
+            sources[function.name] = (package, function.name)
+    with _beside(path) as folder:
+        _merge(sources, default, metadata, folder, path)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The user metadata of a package."""
+    return dict(load_spec(str(path)).description.metadata.userDefined)
+
+
+def _to_model(program: Program) -> ct.models.MLModel:
+    """Convert without any change of precision: the program says where fp16 is and where it is not."""
+    with _quiet():
+        return ct.convert(
+            program,
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS18,
+            compute_precision=ct.precision.FLOAT32,
+            skip_model_load=True,
+            pass_pipeline=ct.PassPipeline(list(PASSES), "clean-up"),
+        )
+
+
+def _merge(
+    sources: Mapping[str, tuple[Path, str]],
+    default: str,
+    metadata: Mapping[str, str],
+    folder: Path,
+    path: Path,
+) -> None:
+    descriptor = MultiFunctionDescriptor()
+    for name, (package, function) in sources.items():
+        descriptor.add_function(str(package), src_function_name=function, target_function_name=name)
+    descriptor.default_function_name = default
+    merged = folder / "merged.mlpackage"
+    with _quiet(), _unchecked():
+        save_multifunction(descriptor, str(merged))
+    labelled = folder / "labelled.mlpackage"
+    _copy_with_metadata(merged, metadata, labelled)
+    if path.exists():
+        shutil.rmtree(path)
+    os.replace(labelled, path)
+
+
+def _copy_with_metadata(package: Path, metadata: Mapping[str, str], target: Path) -> None:
+    """Merging drops the metadata of its parts, so it is written afterwards."""
+    spec = load_spec(str(package))
+    for key, value in metadata.items():
+        spec.description.metadata.userDefined[key] = value
+    save_spec(spec, str(target), weights_dir=str(package / "Data/com.apple.CoreML/weights"))
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A temporary folder on the target's file system, so that the last move is a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".coreml-") as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """Merging would check all functions once per skipped pass; its parts were checked when saved."""
+    with mock.patch.object(Program, "validate", lambda *_, **__: None):
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide coremltools' progress bars; errors still raise."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        yield

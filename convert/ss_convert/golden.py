@@ -1,0 +1,138 @@
+"""Golden traces: what the PyTorch reference does on an application's prompts, recorded step by step.
+
+This module needs no torch to be imported; `record_traces` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from ss_device.adapter import Adapter
+from ss_device.application import fill_template
+from ss_device.base_model import BaseFolder
+from ss_device.bundle import CoreMLFunctions
+from ss_device.command_line import prompts_from_file
+from ss_device.decoding import Drafter, Step, Verified, decode
+from ss_device.errors import UserError
+from ss_device.trace import Trace, TraceStep, load_traces, probes
+from ss_device.tree import DraftTree
+
+NUM_PROBES = 8
+MAX_TOKENS = 64
+MAX_PROMPTS = 16
+PROMPT_FILE = "golden_prompts.jsonl"
+TRACE_STEM = "golden"
+
+
+def reference_available() -> bool:
+    """Whether the reference's libraries are installed."""
+    return all(find_spec(name) for name in ("torch", "transformers", "tokenizers"))
+
+
+def traces_of_folder(folder: Path, num_nodes: int, num_kept: int) -> list[Trace] | None:
+    """Traces that came with an adapter folder; None if there are none or they do not fit N and K.
+
+    They were recorded without pruning, so a package that prunes keeps other nodes.
+    """
+    if not (folder / f"{TRACE_STEM}.json").is_file():
+        return None
+    traces = load_traces(folder / TRACE_STEM)
+    largest = max((s.tree.num_nodes for t in traces for s in t.steps), default=1)
+    return traces if largest <= num_nodes and num_kept == num_nodes else None
+
+
+def read_prompts(
+    path: Path, adapter: Adapter, base: BaseFolder, context: int
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Text and token ids of a file's prompts; rows carry `prompt` or the application's fields.
+
+    Raises UserError for a row without them and for a prompt that the context does not hold.
+    """
+    from ss_runtime.tokenization import BundleTokenizer
+    from tokenizers import Tokenizer
+
+    template, app = adapter.prompt_template, adapter.app
+    rows = prompts_from_file(
+        path,
+        lambda row: row["prompt"] if "prompt" in row else fill_template(template, row, app),
+        MAX_PROMPTS,
+    )
+    tokenizer = BundleTokenizer(
+        Tokenizer.from_file(str(base.path / "tokenizer.json")), base.architecture.bos_id
+    )
+    prompts = []
+    for index, (_, text) in enumerate(rows, 1):
+        ids = tokenizer.encode(text)
+        if not 0 < len(ids) <= context:
+            raise UserError(f"{path}: prompt {index} has {len(ids)} tokens, the context holds {context}")
+        prompts.append((text, tuple(ids)))
+    return tuple(prompts)
+
+
+def record_traces(
+    base: BaseFolder,
+    adapter: Adapter,
+    prompts: Sequence[tuple[str, Sequence[int]]],
+    sizes: CoreMLFunctions,
+    advance: Callable[[str], None] = lambda text: None,
+) -> list[Trace]:
+    """Decode (text, token ids) prompts with the reference in float32 and record every model call.
+
+    Trees are best-first with the adapter's parent bias, N nodes, K kept; at most 64 tokens a prompt.
+    """
+    from ss_device.reference.step_model import ReferenceStepModel
+    from ss_device.reference.stream_model import load_stream_model
+
+    class Recording(ReferenceStepModel):
+        """Remembers its last call: a `Proposal` alone has no main logits to take a margin from."""
+
+        def step(self, tree: DraftTree) -> Verified:
+            self.last = super().step(tree)
+            return self.last
+
+    stream_model = load_stream_model(base, adapter, "float32")
+    model = Recording(stream_model, sizes.num_nodes, sizes.num_kept, sizes.context, sizes.prune_over)
+    drafter = Drafter(sizes.num_nodes, parent_bias=adapter.parent_bias())
+    stop_ids = frozenset(base.architecture.eos_ids)
+    max_tokens = min(adapter.max_tokens, MAX_TOKENS)
+    traces = []
+    for text, ids in prompts:
+        decoded = decode(model, drafter, ids, max_tokens, stop_ids)
+        prefill = next(decoded)
+        first_margin = float(margins(model.last.logits)[0])
+        traces.append(_trace(text, ids, [prefill, *decoded], first_margin))
+        advance("golden traces")
+    return traces
+
+
+def margins(logits: np.ndarray) -> np.ndarray:
+    """Largest minus second largest of each row: [K, V] → float32 [K]."""
+    top = np.partition(logits.astype(np.float32), -2, axis=-1)[:, -2:]
+    return top[:, 1] - top[:, 0]
+
+
+def _trace(text: str, prompt: Sequence[int], steps: list[Step], first_margin: float) -> Trace:
+    return Trace(
+        text=text,
+        prompt=tuple(int(i) for i in prompt),
+        generated=tuple(int(i) for step in steps for i in step.tokens),
+        first_margin=first_margin,
+        steps=tuple(_trace_step(step) for step in steps if step.tree is not None),
+    )
+
+
+def _trace_step(step: Step) -> TraceStep:
+    ids, values = probes(step.verified.stream_logits, NUM_PROBES)
+    return TraceStep(
+        tree=step.tree,
+        kept=np.asarray(step.verified.kept, np.int32),
+        chosen=np.asarray(step.verified.chosen, np.int32),
+        margins=margins(step.verified.logits),
+        path=step.path,
+        probe_ids=ids,
+        probe_logits=values,
+    )

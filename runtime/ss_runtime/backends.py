@@ -1,0 +1,222 @@
+"""Back ends by name: the step models that can run a bundle on this machine.
+
+| name | what runs | arithmetic |
+|---|---|---|
+| mlx | MLX: Metal GPU on a Mac, CPU on Linux | float16, float32, bfloat16 |
+| executor | the bundle's Core ML package, op by op in numpy, anywhere | float16, float32 |
+| reference | PyTorch on the bundle's own weights | float32, bfloat16, float16 |
+| coreml | Core ML itself, on a Mac | float16 |
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.decoding import StepModel
+from ss_device.errors import UserError, one_line
+
+DTYPES = {
+    "mlx": ("float16", "float32", "bfloat16"),
+    "executor": ("float16", "float32"),
+    "reference": ("float32", "float16", "bfloat16"),
+    "coreml": ("float16",),
+}
+BACKENDS = tuple(DTYPES)
+BASE_FILE = "mlx/base.safetensors"
+OPENBLAS = "openblas-pthread/libblas.so.3"
+
+
+def check_backend(name: str, dtype: str | None = None) -> None:
+    """Raise UserError for a back end or arithmetic that does not exist."""
+    if name not in DTYPES:
+        raise UserError(f"unknown back end '{name}' (known: {', '.join(BACKENDS)})")
+    if dtype is not None and dtype not in DTYPES[name]:
+        raise UserError(f"back end '{name}' does not compute in {dtype} (known: {', '.join(DTYPES[name])})")
+
+
+def default_dtype(name: str) -> str:
+    """Half precision where the hardware has it; MLX on a CPU is faster and exact in float32."""
+    if name == "mlx" and sys.platform != "darwin":
+        return "float32"
+    return DTYPES[name][0]
+
+
+def default_backend(bundle: Bundle, adapter: BundledAdapter) -> str:
+    """MLX where it can run the bundle, else the first back end that can."""
+    for name in ("mlx", "coreml", "reference", "executor"):
+        if why_not(name, bundle, adapter) is None:
+            return name
+    raise UserError(f"no back end can run {bundle.path} here ({why_not('mlx', bundle, adapter)})")
+
+
+def why_not(name: str, bundle: Bundle, adapter: BundledAdapter) -> str | None:
+    """Why a back end cannot run this bundle on this machine; None when it can."""
+    if name == "coreml" and sys.platform != "darwin":
+        return "Core ML runs on a Mac only; 'executor' runs the same package here"
+    if name in ("coreml", "executor") and adapter.coreml is None:
+        return "the bundle has no Core ML package (ss-convert --target coreml)"
+    if name in ("mlx", "reference") and not (bundle.path / BASE_FILE).is_file():
+        return "the bundle has no MLX weights (ss-convert --target mlx)"
+    needed = {
+        "mlx": ("mlx",),
+        "reference": ("torch", "transformers"),
+        "executor": ("coremltools", "google.protobuf", "ss_convert"),
+        "coreml": ("coremltools",),
+    }
+    for module in needed[name]:
+        if not _installed(module):
+            return f"{module} is not installed"
+    return None
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a missing parent package
+        return False
+
+
+def open_backend(
+    name: str,
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    dtype: str | None = None,
+    plain: bool = False,
+) -> StepModel:
+    """The adapter's step model on a back end; `plain` lets it leave the streams out.
+
+    Raises UserError when the back end is unknown, is not to be had here, or a file is damaged.
+    """
+    check_backend(name, dtype)
+    if (reason := why_not(name, bundle, adapter)) is not None:
+        raise UserError(f"back end '{name}': {reason}")
+    dtype = dtype or default_dtype(name)
+    if name == "mlx":
+        return _open_mlx(bundle, adapter, dtype, plain)
+    if name == "reference":
+        return _open_reference(bundle, adapter, dtype)
+    if name == "executor":
+        return _open_executor(bundle, adapter, dtype)
+    from ss_runtime.coreml_model import open_coreml_model
+
+    return open_coreml_model(bundle, adapter)
+
+
+def _open_mlx(bundle: Bundle, adapter: BundledAdapter, dtype: str, plain: bool) -> StepModel:
+    load_openblas()
+    from ss_runtime.loading import load_model
+
+    # A main stream that attends to its own streams needs them in every call.
+    without_streams = plain and not adapter.config.main_attends_streams
+    return load_model(
+        bundle,
+        adapter,
+        dtype,
+        stream_rows="none" if without_streams else "kept",
+        **_pruning(adapter),
+    )
+
+
+def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:
+    from ss_convert.coreml.executor import ExecutorError
+
+    from ss_runtime.coreml_model import open_executor_model
+
+    try:
+        return open_executor_model(bundle, adapter, arithmetic=dtype)
+    except ExecutorError as error:
+        raise UserError(one_line(error)) from error
+
+
+def _pruning(adapter: BundledAdapter) -> dict:
+    """The package's pruning, so that every back end of a bundle prunes alike."""
+    sizes = adapter.coreml
+    if sizes is None or sizes.num_kept == sizes.num_nodes:
+        return {}
+    return {"num_kept": sizes.num_kept, "prune_over": sizes.prune_over}
+
+
+def load_openblas() -> Path | None:
+    """Put Debian's OpenBLAS in front of the slow BLAS inside MLX's Linux wheel, where it is installed.
+
+    Loaded with global visibility before MLX is, its symbols win. Returns the library's path or None.
+    """
+    if sys.platform != "linux":
+        return None
+    path = Path(f"/usr/lib/{platform.machine()}-linux-gnu") / OPENBLAS
+    if not path.is_file():
+        return None
+    try:
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return None
+    return path
+
+
+def _open_reference(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:
+    from ss_device.reference.step_model import ReferenceStepModel
+    from ss_device.reference.stream_model import attach_adapter
+
+    architecture = bundle.manifest.architecture
+    base = hugging_face_model(bundle, dtype)
+    model = attach_adapter(base, architecture, adapter_in_memory(bundle, adapter))
+    return ReferenceStepModel(model, adapter.num_nodes, **_pruning(adapter))
+
+
+def hugging_face_model(bundle: Bundle, dtype: str = "float32"):
+    """The bundle's base weights in a Hugging Face model, every parameter frozen."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from ss_device.base_model import check_shapes
+    from ss_device.families import canonical_name
+    from ss_device.files import read_tensors
+
+    a = bundle.manifest.architecture
+    config = LlamaConfig(
+        vocab_size=a.vocab_size,
+        hidden_size=a.hidden_size,
+        intermediate_size=a.intermediate_size,
+        num_hidden_layers=a.num_layers,
+        num_attention_heads=a.num_heads,
+        num_key_value_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        rms_norm_eps=a.norm_eps,
+        rope_theta=a.rope_theta,
+        max_position_embeddings=a.max_positions,
+        tie_word_embeddings=a.tied_head,
+        bos_token_id=a.bos_id,
+        eos_token_id=list(a.eos_ids) or None,
+    )
+    weights = read_tensors(bundle.path / BASE_FILE)
+    check_shapes(weights, a.weight_shapes(), str(bundle.path / BASE_FILE))
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(weights[canonical_name(a.family, name)]))
+    return model.eval().requires_grad_(False)
+
+
+def adapter_in_memory(bundle: Bundle, adapter: BundledAdapter):
+    """The bundle's adapter as `ss_device.adapter.Adapter`, LoRA factors split off again."""
+    from ss_device.adapter import Adapter
+    from ss_device.files import read_tensors
+
+    tensors = read_tensors(bundle.path / adapter.tensor_file)
+    factors: dict[str, dict] = {}
+    for name in [n for n in tensors if n.startswith("lora.")]:
+        projection, _, factor = name.removeprefix("lora.").rpartition(".")
+        factors.setdefault(projection, {})[factor] = tensors.pop(name)
+    return Adapter(
+        app=adapter.app,
+        config=adapter.config,
+        base=bundle.manifest.base,
+        tensors=tensors,
+        prompt_template=adapter.prompt_template,
+        lora={name: (pair["a"], pair["b"]) for name, pair in factors.items()},
+    )

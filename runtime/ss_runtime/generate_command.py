@@ -1,0 +1,179 @@
+"""`ss-generate`: answer prompts with a bundle, several tokens per model call."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ss_device.bundle import Bundle, BundledAdapter, open_bundle
+from ss_device.command_line import (
+    CommandParser,
+    line_of_row,
+    positive,
+    print_json,
+    prompts_from_file,
+    run_command,
+)
+from ss_device.decoding import Drafter, StepModel, check_request
+from ss_device.errors import UserError
+from ss_runtime.backends import BACKENDS, DTYPES, check_backend, default_backend, open_backend
+from ss_runtime.display import StepPrinter, totals_text
+from ss_runtime.generation import GenerationStep, Result, generate_steps, summarize
+from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
+
+SHAPES = ("best-first", "chain", "k-ary")
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded back end with everything a generation needs."""
+
+    model: StepModel
+    drafter: Drafter
+    tokenizer: BundleTokenizer
+    adapter: BundledAdapter
+    stop_ids: frozenset[int]
+    max_tokens: int
+
+    def steps(self, prompt_ids: list[int]):
+        """Iterator of GenerationStep for one prompt."""
+        return generate_steps(
+            self.model,
+            self.drafter,
+            prompt_ids,
+            self.max_tokens,
+            self.stop_ids,
+            self.adapter.stop_strings,
+            self.tokenizer,
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `ss-generate`; returns the exit code."""
+    return run_command(_parser(), generate_command, argv)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="ss-generate",
+        description="Generate greedily from a bundle: the model verifies its last draft and writes its "
+        "next one in the same call.",
+        example="ss-generate --bundle build/sqlctx --input apps/sqlctx/demo.jsonl --limit 3 --show-steps",
+    )
+    add = parser.add_argument
+    add("--bundle", type=Path, required=True, metavar="DIR", help="bundle folder made by ss-convert")
+    add("--adapter", metavar="NAME", help="which of the bundle's adapters (default: the only one)")
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", metavar="TEXT", help="one prompt, taken as it is")
+    prompts.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines (.jsonl, .jsonl.gz) with 'prompt' or the application's fields",
+    )
+    add("--limit", type=positive, metavar="N", help="only the first N rows of --input")
+    add("--max-tokens", type=positive, metavar="N", help="default: the application's")
+    add("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: MLX where it can run)")
+    add("--dtype", choices=sorted(set(sum(DTYPES.values(), ()))), help="arithmetic of the back end")
+    add("--plain", action="store_true", help="no drafts: one token per call")
+    add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
+    add("--shape", choices=SHAPES, default="best-first", help="how the tree is grown")
+    add("--top-k", type=positive, default=3, metavar="K", help="children per node of a k-ary tree")
+    add("--show-steps", action="store_true", help="draw every model call")
+    add("--json", action="store_true", help="print one JSON object per prompt")
+    return parser
+
+
+def generate_command(arguments: argparse.Namespace) -> None:
+    """Body of the command."""
+    if arguments.backend is not None:
+        check_backend(arguments.backend, arguments.dtype)
+    if arguments.plain and arguments.nodes not in (None, 1):
+        raise UserError("--plain is one node per call; leave --nodes out")
+    bundle = open_bundle(arguments.bundle)
+    adapter = bundle.adapter(arguments.adapter)
+    tokenizer = load_tokenizer(bundle)
+    prompts = [tokenizer.encode(text) for text in read_prompts(arguments, adapter)]
+    session = open_session(bundle, adapter, tokenizer, arguments)
+    _check_prompts(session, prompts, arguments.input)
+    results = []
+    for ids in prompts:
+        records, result = run_prompt(session, ids, arguments.show_steps, arguments.json)
+        results.append(result)
+        if not arguments.json and not arguments.show_steps:
+            print(totals_text(records, result), file=sys.stderr)
+    if len(results) > 1 and not arguments.json:
+        print(_overall(results), file=sys.stderr)
+
+
+def read_prompts(arguments: argparse.Namespace, adapter: BundledAdapter) -> list[str]:
+    """Prompt texts of the command line or of the rows of --input."""
+    if arguments.prompt is not None:
+        return [arguments.prompt]
+    return [text for _, text in prompts_from_file(arguments.input, adapter.prompt, arguments.limit)]
+
+
+def open_session(
+    bundle: Bundle, adapter: BundledAdapter, tokenizer: BundleTokenizer, arguments: argparse.Namespace
+) -> Session:
+    """Check the request and load the back end it names."""
+    nodes = 1 if arguments.plain else (arguments.nodes or adapter.num_nodes)
+    if nodes > adapter.num_nodes:
+        raise UserError(f"--nodes {nodes}: the bundle was made for at most {adapter.num_nodes} nodes")
+    name = arguments.backend or default_backend(bundle, adapter)
+    check_backend(name, arguments.dtype)
+    drafter = Drafter(nodes, arguments.shape, arguments.top_k, bundle.parent_bias(adapter))
+    return Session(
+        model=open_backend(name, bundle, adapter, arguments.dtype, plain=nodes == 1),
+        drafter=drafter,
+        tokenizer=tokenizer,
+        adapter=adapter,
+        stop_ids=frozenset(bundle.manifest.architecture.eos_ids),
+        max_tokens=arguments.max_tokens or adapter.max_tokens,
+    )
+
+
+def _check_prompts(session: Session, prompts: list[list[int]], file: Path | None) -> None:
+    """Refuse a prompt that does not fit before any is answered."""
+    for index, ids in enumerate(prompts):
+        try:
+            check_request(session.model.limits, session.drafter.num_nodes, len(ids), session.max_tokens)
+        except UserError as error:
+            where = f"{file}:{line_of_row(file, index)}: " if file else ""
+            raise UserError(f"{where}{error}") from error
+
+
+def run_prompt(
+    session: Session, ids: list[int], show_steps: bool = False, as_json: bool = False
+) -> tuple[list[GenerationStep], Result]:
+    """Answer one prompt, writing to stdout as the options say."""
+    printer = StepPrinter(session.tokenizer) if show_steps and not as_json else None
+    if printer:
+        printer.legend()
+    records, started, prefilled = [], time.perf_counter(), 0.0
+    for record in session.steps(ids):
+        prefilled = prefilled or time.perf_counter()
+        records.append(record)
+        if printer:
+            printer.step(record)
+        elif not as_json:
+            sys.stdout.write(record.text)
+            sys.stdout.flush()
+    result = summarize(records, len(ids), prefilled - started, time.perf_counter() - prefilled)
+    if as_json:
+        print_json(result.to_dict())
+    elif printer:
+        printer.totals(records, result)
+    else:
+        print(flush=True)
+    return records, result
+
+
+def _overall(results: list[Result]) -> str:
+    calls = sum(r.steps for r in results)
+    tokens = sum(r.generated_tokens - 1 for r in results)
+    per_call = f"{tokens / calls:.2f} tokens per call" if calls else "no call after the prompts'"
+    return f"{len(results)} prompts: {sum(r.generated_tokens for r in results)} tokens, {per_call}"

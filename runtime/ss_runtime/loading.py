@@ -1,0 +1,68 @@
+"""From an opened bundle to an MLX step model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.config import SpeculativeConfig
+from ss_device.errors import UserError, one_line
+from ss_runtime.mlx_model import MLXStepModel
+
+BASE_FILE = "mlx/base.safetensors"
+
+
+def load_model(
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    dtype: str = "float16",
+    *,
+    num_nodes: int | None = None,
+    num_kept: int | None = None,
+    context: int | None = None,
+    prune_over: str = "draft",
+    stream_rows: str | None = None,
+) -> MLXStepModel:
+    """The adapter's step model from the bundle's MLX files (DESIGN: MLX runtime).
+
+    num_nodes: nodes per step, by default the adapter's; num_kept: nodes after pruning, by default all;
+    context in tokens, by default the base's positions; stream_rows by default as
+    `default_stream_rows` says; the rest as in `MLXStepModel`. Raises UserError for a bundle without MLX
+    files, a damaged file or settings that do not fit.
+    """
+    architecture = bundle.manifest.architecture
+    stream_rows = default_stream_rows(adapter.config) if stream_rows is None else stream_rows
+    return MLXStepModel(
+        architecture,
+        adapter.config,
+        load_arrays(bundle.path / BASE_FILE),
+        load_arrays(bundle.path / adapter.tensor_file),
+        num_nodes=adapter.num_nodes if num_nodes is None else num_nodes,
+        num_kept=num_kept,
+        context=architecture.max_positions if context is None else context,
+        prune_over=prune_over,
+        dtype=dtype,
+        stream_rows=stream_rows,
+    )
+
+
+def default_stream_rows(config: SpeculativeConfig) -> str:
+    """`kept` (one pass) on a GPU, `accepted` (fewer rows) on a CPU, whose cost grows with the rows.
+
+    A main stream that attends to its streams needs them on every node.
+    """
+    if config.main_attends_streams or mx.default_device() == mx.gpu:
+        return "kept"
+    return "accepted"
+
+
+def load_arrays(path: Path) -> dict[str, mx.array]:
+    """Arrays of a safetensors file. A missing or damaged file is a UserError that names it."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file (the bundle was made without MLX weights)")
+    try:
+        return dict(mx.load(str(path)))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({one_line(error)})") from error

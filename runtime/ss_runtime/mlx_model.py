@@ -1,0 +1,238 @@
+"""The step model on MLX: prefill, step and commit over a StreamDecoder, one host read per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ss_device.architecture import Architecture
+from ss_device.config import SpeculativeConfig
+from ss_device.decoding import Proposal, StepLimits, Verified
+from ss_device.errors import UserError
+from ss_device.tree import DraftTree, root_only
+from ss_runtime.kv_cache import KVCache, Layers
+from ss_runtime.stream_decoder import StreamDecoder
+from ss_runtime.tree_graph import (
+    TreeArrays,
+    accepted_node,
+    cache_mask,
+    keep_best,
+    node_scores,
+    stream_mask,
+)
+
+DTYPES = ("float16", "float32", "bfloat16")
+PRUNE_OVER = ("draft", "vocabulary")
+STREAM_ROWS = ("kept", "accepted", "none")
+BUCKET = 256
+PREFILL_CHUNK = 256
+
+
+class MLXStepModel:
+    """`ss_device.decoding.StepModel` over MLX arrays, one sequence.
+
+    base_arrays, adapter_arrays: canonical names → numpy or MLX arrays, cast to `dtype` (`float16`,
+    `float32` or `bfloat16`). num_nodes N, num_kept K (None: N, no pruning), context in tokens;
+    prune_over: `draft` or `vocabulary` (METHOD: One decoding step, 2).
+
+    stream_rows says which nodes carry streams in a step. `kept`: all of them, in the same pass, as in the
+    paper. `accepted`: only the node where the walk ends, in a second pass of γ rows over the MSA layers;
+    the same drafts for fewer rows, more reads of those layers' weights. `none`: no drafts, [0, V] stream
+    logits: plain decoding. The main stream must not attend to streams for the last two.
+
+    Trees are padded to a power of two (or N); `bucket` is the unit by which buffers grow, in tokens. A
+    compiled step is traced once per tree size and buffer length; by default it is compiled on a GPU and
+    not on a CPU, where MLX runs a C++ compiler for every fused kernel it meets.
+
+    Raises UserError for settings or arrays that do not fit.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: SpeculativeConfig,
+        base_arrays: dict,
+        adapter_arrays: dict,
+        *,
+        num_nodes: int,
+        num_kept: int | None = None,
+        context: int,
+        prune_over: str = "draft",
+        dtype: str = "float16",
+        stream_rows: str = "kept",
+        bucket: int = BUCKET,
+        compiled: bool | None = None,
+    ) -> None:
+        num_kept = num_nodes if num_kept is None else num_kept
+        _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows)
+        config.check(architecture)
+        self.limits = StepLimits(num_nodes, num_kept, config.num_streams, context)
+        self.config, self.prune_over, self.stream_rows = config, prune_over, stream_rows
+        self.decoder = StreamDecoder(architecture, config)
+        self.decoder.install(base_arrays, adapter_arrays, getattr(mx, dtype))
+        self.cache = KVCache(
+            architecture.num_layers,
+            architecture.num_kv_heads,
+            architecture.head_dim,
+            getattr(mx, dtype),
+            bucket,
+        )
+        self._kept: np.ndarray | None = None
+        if compiled is None:
+            compiled = mx.default_device() == mx.gpu
+        # Weights are listed as captured inputs: otherwise a later change of a weight would be ignored.
+        self._run_step = mx.compile(self._step_graph, inputs=self.decoder) if compiled else self._step_graph
+
+    def prefill(self, tokens: Sequence[int]) -> Proposal:
+        """Take the prompt: all but its last token in chunks without streams, the last as a tree's root.
+
+        Forgets the text before. → the first root and the streams of the last prompt token.
+        """
+        self.cache.reset()
+        self._kept = None
+        self.cache.reserve(len(tokens) + self._scratch_rows(1))
+        for start in range(0, len(tokens) - 1, PREFILL_CHUNK):
+            self._take_chunk(tokens[start : min(start + PREFILL_CHUNK, len(tokens) - 1)])
+        verified = self.step(root_only(int(tokens[-1])))
+        self.commit([0])
+        return Proposal(int(verified.chosen[0]), verified.stream_logits)
+
+    def step(self, tree: DraftTree) -> Verified:
+        """Verify a tree of at most N nodes (METHOD: One decoding step). Changes nothing until `commit`."""
+        if tree.num_nodes > self.limits.num_nodes:
+            raise ValueError(f"a tree of {tree.num_nodes} nodes, the step takes {self.limits.num_nodes}")
+        if self.cache.length + int(tree.depths.max()) + 1 > self.limits.context:
+            raise ValueError(f"the tree reaches past the context of {self.limits.context} tokens")
+        size = self._padded_size(tree.num_nodes)
+        self.cache.reserve(self._scratch_rows(size))
+        arrays, ancestors = _upload(tree, size)
+        length = mx.array([self.cache.length])
+        # The buffers are handed over, not shared: MLX then writes the rows in place.
+        kv, self.cache.layers = self.cache.layers, []
+        outcome, stream_logits, self.cache.layers = self._run_step(arrays, ancestors, length, kv)
+        del kv
+        mx.eval(outcome, stream_logits, self.cache.layers)
+        return self._verified(tree, np.array(outcome), np.array(stream_logits))
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the keys and values of these nodes (root first) of the last tree.
+
+        After pruning the lower layers hold all of the tree's rows and the MSA layers the kept ones.
+        """
+        if self._kept is None:
+            raise RuntimeError("commit follows a step")
+        lower = [int(node) for node in path]
+        upper = [int(row) for row in np.searchsorted(self._kept, lower)]
+        num_lower = self.decoder.first_msa
+        self.cache.commit([lower] * num_lower + [upper] * self.config.num_msa_layers)
+        self._kept = None
+
+    def _verified(self, tree: DraftTree, outcome: np.ndarray, stream_logits: np.ndarray) -> Verified:
+        """Undo the padding: `outcome` int32 is [kept ids | chosen tokens | row of the accepted node]."""
+        kept, chosen = np.split(outcome[:-1], 2)
+        accepted = int(kept[outcome[-1]])
+        real = kept < tree.num_nodes
+        self._kept = kept[real]
+        return Verified(kept[real], chosen[real], accepted, stream_logits)
+
+    def _padded_size(self, num_nodes: int) -> int:
+        return min(1 << (num_nodes - 1).bit_length(), self.limits.num_nodes)
+
+    def _scratch_rows(self, size: int) -> int:
+        """Buffer slots that a step of `size` nodes writes."""
+        kept = min(size, self.limits.num_kept)
+        rows = {"kept": kept * (1 + self.limits.num_streams), "accepted": kept + self.limits.num_streams}
+        return max(size, rows.get(self.stream_rows, 0))
+
+    def _take_chunk(self, tokens: Sequence[int]) -> None:
+        """Commit prompt tokens that carry no streams."""
+        count, length = len(tokens), mx.array([self.cache.length])
+        causal = mx.tri(count, dtype=mx.bool_)
+        mask = cache_mask(causal, length, length, self.cache.capacity)
+        rows = self.decoder.rows(length + mx.arange(count), count, mask, length)
+        kv, self.cache.layers = self.cache.layers, []
+        self.decoder.run_layers(self.decoder.embed(mx.array(list(tokens))), 0, len(kv), rows, kv)
+        self.cache.layers = kv
+        self.cache.length += count
+        mx.eval(kv)
+
+    def _step_graph(self, arrays: mx.array, ancestors: mx.array, length: mx.array, kv: Layers):
+        """The whole step. arrays int32 [4, N]: tokens, parents, depths, and the count of real nodes.
+
+        → outcome int32 [2K + 1], stream logits float32 [γ, V], buffers.
+        """
+        decoder, kv = self.decoder, list(kv)
+        tree = TreeArrays(arrays[0], arrays[1], arrays[2], ancestors, arrays[3, :1])
+        mask = cache_mask(tree.ancestors, length, length, kv[0][0].shape[2])
+        rows = decoder.rows(length + tree.depths, tree.size, mask, length)
+        main = decoder.run_layers(decoder.embed(tree.tokens), 0, decoder.first_msa, rows, kv)
+        kept = mx.arange(tree.size)
+        if tree.size > self.limits.num_kept:
+            edges = decoder.early_exit_edges(main, tree, self.prune_over)
+            kept = keep_best(node_scores(tree, edges), self.limits.num_kept)
+            main, tree = main[kept], tree.keep(kept)
+        upper = self._joint_pass if self.stream_rows == "kept" else self._separate_passes
+        chosen, accepted, stream_logits = upper(main, tree, length, kv)
+        outcome = mx.concatenate([kept.astype(mx.int32), chosen.astype(mx.int32), accepted])
+        return outcome, stream_logits.astype(mx.float32), kv
+
+    def _joint_pass(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers):
+        """MSA layers on all nodes and all their streams at once (the paper's step)."""
+        decoder, size = self.decoder, tree.size
+        positions = length + tree.depths
+        among = stream_mask(tree.ancestors, self.limits.num_streams, self.config.main_attends_streams)
+        mask = cache_mask(among, length, length, kv[0][0].shape[2])
+        positions = mx.concatenate([positions, decoder.stream_positions(positions)])
+        rows = decoder.rows(positions, size, mask, length)
+        x = mx.concatenate([main, decoder.start_streams(main)], axis=0)
+        x = decoder.run_layers(x, decoder.first_msa, len(kv), rows, kv)
+        chosen = mx.argmax(decoder.logits(x[:size]), axis=-1)
+        accepted = accepted_node(tree, chosen)
+        streams = x[size:].reshape(size, -1, x.shape[-1])[accepted][0]
+        return chosen, accepted, decoder.logits(streams)
+
+    def _separate_passes(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers):
+        """MSA layers on the nodes, then on the accepted node's streams alone (or on none)."""
+        decoder, size, capacity = self.decoder, tree.size, kv[0][0].shape[2]
+        positions = length + tree.depths
+        mask = cache_mask(tree.ancestors, length, length, capacity)
+        rows = decoder.rows(positions, size, mask, length)
+        top = decoder.run_layers(main, decoder.first_msa, len(kv), rows, kv)
+        chosen = mx.argmax(decoder.logits(top), axis=-1)
+        accepted = accepted_node(tree, chosen)
+        if self.stream_rows == "none":
+            return chosen, accepted, mx.zeros((0, decoder.architecture.vocab_size))
+        own = mx.tri(self.limits.num_streams, dtype=mx.bool_)
+        seen = mx.repeat(tree.ancestors[accepted], self.limits.num_streams, axis=0)
+        mask = cache_mask(mx.concatenate([seen, own], axis=1), length, length, capacity)
+        rows = decoder.rows(decoder.stream_positions(positions[accepted]), 0, mask, length + size)
+        streams = decoder.start_streams(main[accepted])
+        streams = decoder.run_layers(streams, decoder.first_msa, len(kv), rows, kv)
+        return chosen, accepted, decoder.logits(streams)
+
+
+def _upload(tree: DraftTree, size: int) -> tuple[mx.array, mx.array]:
+    """A tree as int32 [4, size] (tokens, parents, depths, node count) and bool [size, size] ancestors.
+
+    Padding repeats the root's token: its rows are computed, and must be finite, but nobody sees them.
+    """
+    arrays = np.zeros((4, size), np.int32)
+    arrays[0], arrays[1], arrays[3] = tree.tokens[0], -1, tree.num_nodes
+    arrays[:3, : tree.num_nodes] = tree.tokens, tree.parents, tree.depths
+    return mx.array(arrays), mx.array(tree.ancestor_mask(size))
+
+
+def _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows) -> None:
+    for name, value, known in (
+        ("prune_over", prune_over, PRUNE_OVER),
+        ("dtype", dtype, DTYPES),
+        ("stream_rows", stream_rows, STREAM_ROWS),
+    ):
+        if value not in known:
+            raise UserError(f"{name} '{value}' is not one of {', '.join(known)}")
+    if not 1 <= num_kept <= num_nodes:
+        raise UserError(f"kept nodes {num_kept} must lie between 1 and the {num_nodes} nodes")
+    if config.main_attends_streams and stream_rows != "kept":
+        raise UserError(f"stream_rows '{stream_rows}' changes a main stream that attends to streams")

@@ -1,0 +1,79 @@
+"""A bundle's tokenizer: encoding of prompts, and text of a growing list of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ss_device.bundle import Bundle
+from ss_device.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+INCOMPLETE = "\ufffd"  # what decoding puts in place of a cut UTF-8 character
+
+
+class BundleTokenizer:
+    """`tokenizers.Tokenizer` with this project's rules: BOS comes first, special tokens are no text."""
+
+    def __init__(self, tokenizer: Tokenizer, bos_id: int | None) -> None:
+        self.tokenizer = tokenizer
+        self.bos_id = bos_id
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a prompt, after BOS where the base has one."""
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        return ids if self.bos_id is None else [self.bos_id, *ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self)
+
+
+class Detokenizer:
+    """Text of tokens as they arrive, never half a UTF-8 character.
+
+    A token's text may depend on the one before it (leading spaces) and a character may span tokens, so a
+    window of the last settled tokens and the open ones is decoded, and only what is new is handed out.
+    """
+
+    def __init__(self, tokenizer: BundleTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._settled: list[int] = []
+        self._open: list[int] = []
+
+    def add(self, token: int) -> str:
+        """The text that became certain with `token`; may be empty."""
+        self._open.append(token)
+        text = self._new_text()
+        if not text or text.endswith(INCOMPLETE):
+            return ""
+        self._settled, self._open = self._open, []
+        return text
+
+    def finish(self) -> str:
+        """The text of what is still open; a cut character reads as U+FFFD, as in a whole decode."""
+        text, self._open = self._new_text(), []
+        return text
+
+    def _new_text(self) -> str:
+        before = self._tokenizer.decode(self._settled)
+        return self._tokenizer.decode(self._settled + self._open)[len(before) :]
+
+
+def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
+    """The tokenizer of a bundle. Raises UserError when tokenizer.json is missing or unreadable."""
+    from tokenizers import Tokenizer
+
+    path = bundle.path / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for every problem
+        raise UserError(f"{path}: not a readable tokenizer ({one_line(error)})") from error
+    return BundleTokenizer(tokenizer, bundle.manifest.architecture.bos_id)

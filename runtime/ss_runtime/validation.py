@@ -1,0 +1,207 @@
+"""Replaying golden traces on a back end: does it choose what the PyTorch reference chose?
+
+Every recorded tree is fed as it was and the recorded path committed (teacher forcing), so one differing
+token does not hide what comes after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from ss_device.decoding import StepModel, Verified
+from ss_device.errors import UserError
+from ss_device.trace import Trace, TraceStep
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What rounding may explain, as shares of the largest logit among the reference's probes.
+
+    near_tie: cap on the reference's top-1/top-2 margin of a differing choice; logits: largest difference
+    of a stream logit. float16 has a relative step of 5e-4; a stack of layers adds up some tens of them.
+    """
+
+    near_tie: float
+    logits: float
+
+
+TOLERANCES = {
+    "float32": Tolerance(near_tie=1e-4, logits=1e-3),
+    "float16": Tolerance(near_tie=2e-2, logits=5e-2),
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A node where the back end chose another token than the reference.
+
+    step 0 is the prefill; position: index in the text (prompt included) of the token in question;
+    margin: the reference's top-1 minus top-2 logit there.
+    """
+
+    prompt: int
+    step: int
+    node: int
+    position: int
+    expected: int
+    chosen: int
+    margin: float
+    on_path: bool
+
+
+@dataclass
+class Replay:
+    """What a replay found. dropped_nodes: nodes the reference kept and the back end pruned away."""
+
+    backend: str
+    arithmetic: str
+    prompts: int = 0
+    token_exact: int = 0
+    steps: int = 0
+    nodes: int = 0
+    dropped_nodes: int = 0
+    max_logit_difference: float = 0.0
+    largest_logit: float = 1.0
+    differences: list[Difference] = field(default_factory=list)
+    broken_off: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return TOLERANCES[self.arithmetic]
+
+    @property
+    def near_tie_limit(self) -> float:
+        """A differing choice is a near tie up to this margin: twice the observed logit difference,
+        since both of the tokens' logits may have moved by it, capped per arithmetic."""
+        return min(2 * self.max_logit_difference, self.tolerance.near_tie * self.largest_logit)
+
+    @property
+    def near_ties(self) -> int:
+        return sum(d.margin <= self.near_tie_limit for d in self.differences)
+
+    @property
+    def failures(self) -> list[str]:
+        """Why this replay does not pass; empty when it does."""
+        found = []
+        if other := len(self.differences) - self.near_ties:
+            found.append(f"{other} choices differ by more than rounding")
+        limit = self.tolerance.logits * self.largest_logit
+        if self.max_logit_difference > limit or not np.isfinite(self.max_logit_difference):
+            found.append(f"stream logits differ by {self.max_logit_difference:.3g} (limit {limit:.3g})")
+        if self.arithmetic == "float32" and self.dropped_nodes:
+            found.append(f"{self.dropped_nodes} kept nodes differ")
+        if self.arithmetic == "float32" and self.broken_off:
+            found.append(f"the accepted path was pruned away in {len(self.broken_off)} prompts")
+        return found
+
+    def to_dict(self) -> dict:
+        """JSON form, with every difference."""
+        limit = self.near_tie_limit
+        return {
+            "backend": self.backend,
+            "arithmetic": self.arithmetic,
+            "prompts": self.prompts,
+            "token_exact": self.token_exact,
+            "steps": self.steps,
+            "nodes": self.nodes,
+            "dropped_nodes": self.dropped_nodes,
+            "broken_off": self.broken_off,
+            "max_logit_difference": self.max_logit_difference,
+            "near_tie_limit": limit,
+            "logit_limit": self.tolerance.logits * self.largest_logit,
+            "differences": [{**asdict(d), "near_tie": d.margin <= limit} for d in self.differences],
+            "failures": self.failures,
+            "passed": not self.failures,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def replay(
+    model: StepModel,
+    traces: Sequence[Trace],
+    found: Replay,
+    max_steps: int | None = None,
+    advance: Callable[[str], None] = lambda text: None,
+) -> Replay:
+    """Feed `traces` to `model`, add what differs to `found` and return it.
+
+    Raises UserError when a trace does not fit the model (more nodes or a longer text than it takes).
+    """
+    for index, trace in enumerate(traces):
+        _check_fits(model, trace, index)
+        before = len(found.differences)
+        whole = _replay_prompt(model, index, trace, found, max_steps)
+        found.prompts += 1
+        found.token_exact += whole and not any(d.on_path for d in found.differences[before:])
+        advance(found.backend)
+    return found
+
+
+def _check_fits(model: StepModel, trace: Trace, index: int) -> None:
+    nodes = max((s.tree.num_nodes for s in trace.steps), default=1)
+    length = len(trace.prompt) + len(trace.generated) - 1
+    if nodes > model.limits.num_nodes:
+        raise UserError(
+            f"golden prompt {index} has trees of {nodes} nodes, this back end takes "
+            f"{model.limits.num_nodes}"
+        )
+    if length > model.limits.context:
+        raise UserError(
+            f"golden prompt {index} needs {length} positions, this back end holds {model.limits.context}"
+        )
+
+
+def _replay_prompt(
+    model: StepModel, index: int, trace: Trace, found: Replay, max_steps: int | None
+) -> bool:
+    """One prompt; False when the back end pruned the recorded path away and cannot go on."""
+    proposal = model.prefill(list(trace.prompt))
+    length = len(trace.prompt)
+    if proposal.root != trace.generated[0]:
+        found.differences.append(
+            Difference(index, 0, 0, length, trace.generated[0], proposal.root, trace.first_margin, True)
+        )
+    for number, step in enumerate(trace.steps[:max_steps], 1):
+        verified = model.step(step.tree)
+        _compare_nodes(index, number, length, step, verified, found)
+        _compare_streams(step, verified, found)
+        found.steps += 1
+        if not np.all(np.isin(step.path, verified.kept)):
+            found.broken_off.append(index)
+            return False
+        model.commit(step.path)
+        length += len(step.path)
+    return True
+
+
+def _compare_nodes(
+    index: int, number: int, length: int, step: TraceStep, verified: Verified, found: Replay
+) -> None:
+    chosen = dict(zip(verified.kept.tolist(), verified.chosen.tolist(), strict=True))
+    for node, expected, margin in zip(
+        step.kept.tolist(), step.chosen.tolist(), step.margins.tolist(), strict=True
+    ):
+        if node not in chosen:
+            found.dropped_nodes += 1
+            continue
+        found.nodes += 1
+        if chosen[node] != expected:
+            position = length + int(step.tree.depths[node]) + 1
+            found.differences.append(
+                Difference(index, number, node, position, expected, chosen[node], margin, node in step.path)
+            )
+
+
+def _compare_streams(step: TraceStep, verified: Verified, found: Replay) -> None:
+    """Stream logits at the probes, when both accepted the same node."""
+    if verified.accepted != step.path[-1]:
+        return
+    values = np.take_along_axis(np.asarray(verified.stream_logits, np.float32), step.probe_ids, axis=-1)
+    difference = float(np.max(np.abs(values - step.probe_logits)))
+    # np.maximum keeps a NaN, max() would drop it.
+    found.max_logit_difference = float(np.maximum(found.max_logit_difference, difference))
+    found.largest_logit = max(found.largest_logit, float(np.max(np.abs(step.probe_logits))))

@@ -1,0 +1,157 @@
+"""What the tests of the Core ML graphs share: packages, step models, forced trees, comparisons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from ss_convert.coreml.convert import CoreMLOptions, write_package
+from ss_convert.coreml.executor import load_package
+from ss_convert.coreml.weights import ExportWeights
+from ss_runtime.coreml_model import CoreMLStepModel
+
+from ss_device.adapter import Adapter
+from ss_device.base_model import BaseFolder
+from ss_device.config import SpeculativeConfig
+from ss_device.decoding import StepModel
+from ss_device.families import canonical_name
+from ss_device.reference.step_model import ReferenceStepModel
+from ss_device.reference.stream_model import StreamModel, attach_adapter, load_base
+from ss_device.tree import DraftTree, root_only, tree_from_parents
+from tests.tiny_models import random_adapter
+
+CONTEXT, CHUNK = 48, 8
+# float32 on both sides; what is left is the order of additions.
+TOLERANCE = {"rtol": 1e-4, "atol": 3e-4}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A package on the executor in float32 and the PyTorch reference of the same weights."""
+
+    package: Path
+    adapter: Adapter
+    coreml: CoreMLStepModel
+    reference: ReferenceStepModel
+
+
+def make_pair(base: BaseFolder, config: SpeculativeConfig, options: CoreMLOptions, folder: Path) -> Pair:
+    """Convert a random adapter with `config` and open it on both sides."""
+    adapter = random_adapter(base, config)
+    coreml = make_coreml(base, adapter, options, folder / "coreml" / "tiny.mlpackage")
+    reference = ReferenceStepModel(
+        reference_model(base, adapter),
+        options.num_nodes,
+        options.num_kept,
+        options.context,
+        options.prune_over,
+    )
+    return Pair(folder / "coreml" / "tiny.mlpackage", adapter, coreml, reference)
+
+
+def make_coreml(
+    base: BaseFolder, adapter: Adapter, options: CoreMLOptions, path: Path, arithmetic: str = "float32"
+) -> CoreMLStepModel:
+    """Write a package and open it on the executor."""
+    functions = write_package(base.architecture, base.weights(), adapter, options, path)
+    return open_package(path, functions, adapter.config, base.architecture, arithmetic)
+
+
+def open_package(path, functions, config, architecture, arithmetic="float32") -> CoreMLStepModel:
+    package = load_package(path)
+    engines = [package.program(name, arithmetic) for name in (functions.prefill, functions.step)]
+    return CoreMLStepModel(*engines, functions, config, architecture)
+
+
+def reference_model(base: BaseFolder, adapter: Adapter) -> StreamModel:
+    """The reference on the weights as exported: LoRA merged and rounded to fp16, computed in float32."""
+    exported = ExportWeights(base.architecture, base.weights(), adapter)
+    model = load_base(base)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            canonical = canonical_name("llama", name)
+            parameter.copy_(torch.from_numpy(exported.base(canonical).astype(np.float32)))
+    merged = replace(adapter, config=replace(adapter.config, lora_rank=0, lora_alpha=0.0), lora={})
+    return attach_adapter(model, base.architecture, merged)
+
+
+def prompt_ids(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 259, length).tolist()
+
+
+def plain_text(model: StepModel, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens of a step model fed one node at a time."""
+    tokens = [model.prefill(prompt).root]
+    while len(tokens) < count:
+        tokens.append(int(model.step(root_only(tokens[-1])).chosen[0]))
+        model.commit([0])
+    return tokens
+
+
+def forced_tree(rng: np.random.Generator, truth: list[int], num_nodes: int, shape: str) -> DraftTree:
+    """A tree under truth[0] that holds some of what follows in `truth`.
+
+    shape `chain`: right tokens, wrong from a random depth on; `binary`: two children per node, one of
+    them right; `random`: random parents; a repeated sibling token may occur.
+    """
+    tokens, parents, depths, right = [truth[0]], [-1], [0], [True]
+    turn = rng.integers(1, num_nodes + 1)
+    for node in range(1, num_nodes):
+        parent = {"chain": node - 1, "binary": (node - 1) // 2, "random": int(rng.integers(0, node))}[shape]
+        depth = depths[parent] + 1
+        want = depth < turn if shape == "chain" else rng.random() < (0.5 if shape == "binary" else 0.7)
+        siblings = {t for t, p in zip(tokens, parents, strict=True) if p == parent}
+        is_right = bool(right[parent] and want and depth < len(truth) and truth[depth] not in siblings)
+        token = truth[depth] if is_right else int(rng.integers(3, 259))
+        while token in siblings:
+            token = int(rng.integers(3, 259))
+        tokens.append(token)
+        parents.append(parent)
+        depths.append(depth)
+        right.append(is_right)
+    return tree_from_parents(tokens, parents)
+
+
+def compare_steps(pair: Pair, prompt: list[int], sizes: list[int], seed: int = 0) -> list[int]:
+    """Drive both sides through the same forced trees; → number of accepted drafts per step.
+
+    Raises AssertionError where kept nodes, chosen tokens, accepted node or stream logits differ.
+    """
+    truth = plain_text(pair.reference, prompt, CONTEXT - len(prompt))
+    rng, depths, at = np.random.default_rng(seed), [], 0
+    ours, theirs = pair.coreml.prefill(prompt), pair.reference.prefill(prompt)
+    assert ours.root == theirs.root == truth[0]
+    np.testing.assert_allclose(ours.stream_logits, theirs.stream_logits, **TOLERANCE)
+    for turn, size in enumerate(sizes):
+        shape = ("chain", "binary", "random")[turn % 3]
+        tree = forced_tree(rng, truth[at:], min(size, len(truth) - at), shape)
+        mine, other = pair.coreml.step(tree), pair.reference.step(tree)
+        np.testing.assert_array_equal(mine.kept, other.kept)
+        np.testing.assert_array_equal(mine.chosen, other.chosen)
+        assert mine.accepted == other.accepted
+        np.testing.assert_allclose(mine.stream_logits, other.stream_logits, **TOLERANCE)
+        path = tree.path(mine.accepted)
+        pair.coreml.commit(path)
+        pair.reference.commit(path)
+        depths.append(len(path) - 1)
+        at += len(path)
+    compare_caches(pair)
+    return depths
+
+
+def compare_caches(pair: Pair) -> None:
+    """The committed slots hold the reference's keys and values (METHOD: invariant 4)."""
+    cached = committed_cache(pair.coreml)
+    layers = len(cached) // 2
+    assert pair.coreml.length == pair.reference.length
+    for layer, (keys, values) in enumerate(pair.reference.cache):
+        np.testing.assert_allclose(cached[layer], keys[0].numpy(), **TOLERANCE)
+        np.testing.assert_allclose(cached[layers + layer], values[0].numpy(), **TOLERANCE)
+
+
+def committed_cache(model: CoreMLStepModel) -> np.ndarray:
+    """[2·L, n_kv, n, head_dim] after carrying out the pending commit with one more (dropped) step."""
+    model.step(root_only(5))
+    return np.array(model.state["kv_cache"][:, :, : model.length])

@@ -1,0 +1,232 @@
+"""Every kind of adapter on the executor against the PyTorch reference, in float32 (METHOD: Invariants)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ss_convert.coreml import streams, tables
+from ss_convert.coreml.convert import CoreMLOptions
+
+from ss_device.config import SpeculativeConfig, paper_config
+from ss_device.decoding import Drafter, decode
+from ss_device.tree import tree_from_parents
+from tests.convert.coreml.cases import (
+    CHUNK,
+    CONTEXT,
+    TOLERANCE,
+    Pair,
+    committed_cache,
+    compare_steps,
+    forced_tree,
+    make_coreml,
+    make_pair,
+    plain_text,
+    prompt_ids,
+)
+from tests.tiny_models import make_tiny_base, random_adapter
+
+STREAM_PLUS = {
+    "stream_mlp": "base",
+    "stream_init_rank": 3,
+    "stream_lora_rank": 6,
+    "stream_lora_alpha": 9.0,
+    "stream_position": "same",
+}
+LORA = {"lora_rank": 4, "lora_alpha": 8.0}
+
+CASES = {
+    "paper": (paper_config(num_msa_layers=2), CoreMLOptions(8, 8, CONTEXT, CHUNK)),
+    "ss+, pruned over the draft": (
+        SpeculativeConfig(num_msa_layers=2, num_streams=3, **STREAM_PLUS),
+        CoreMLOptions(9, 5, CONTEXT, CHUNK),
+    ),
+    "all layers MSA, adapter with stream LoRA, pruned over the vocabulary": (
+        SpeculativeConfig(num_msa_layers=3, stream_lora_rank=4, stream_lora_alpha=4.0),
+        CoreMLOptions(8, 4, CONTEXT, 16, "vocabulary"),
+    ),
+    "shared": (
+        paper_config("shared", num_msa_layers=2, **LORA),
+        CoreMLOptions(7, 4, CONTEXT, CHUNK),
+    ),
+    "shared, main attends streams": (
+        paper_config("shared", num_msa_layers=2, main_attends_streams=True, **LORA),
+        CoreMLOptions(8, 5, CONTEXT, CHUNK),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_tiny_base(tmp_path_factory.mktemp("base") / "tiny", dtype="float16")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, base, tmp_path_factory) -> Pair:
+    config, options = CASES[request.param]
+    return make_pair(base, config, options, tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def paper(base, tmp_path_factory) -> Pair:
+    return make_pair(base, *CASES["paper"], tmp_path_factory.mktemp("paper"))
+
+
+def test_steps_equal_the_reference(pair):
+    """Kept, chosen, accepted, stream logits and the cache over forced trees, full and partly filled."""
+    n = pair.coreml.limits.num_nodes
+    depths = compare_steps(pair, prompt_ids(11), [n, n, n, n - 1, n, n, 3, 1, n])
+    assert max(depths) >= 2 and min(depths) == 0, "the trees should test long and failed drafts"
+
+
+def test_loop_gives_the_text_of_plain_decoding(pair):
+    """Invariant 1, on a reused state: the model's own drafts, then one node at a time."""
+    prompt = prompt_ids(9, seed=4)
+    drafter = Drafter(pair.coreml.limits.num_nodes)
+    text = [t for s in decode(pair.coreml, drafter, prompt, 12) for t in s.tokens]
+    assert text == plain_text(pair.coreml, prompt, 12) == plain_text(pair.reference, prompt, 12)
+
+
+def test_untied_head_and_other_sizes(tmp_path):
+    base = make_tiny_base(
+        tmp_path / "base",
+        seed=5,
+        dtype="float16",
+        tie_word_embeddings=False,
+        num_key_value_heads=1,
+        head_dim=16,
+        rope_theta=500.0,
+    )
+    config = SpeculativeConfig(num_streams=2, num_msa_layers=1)
+    pair = make_pair(base, config, CoreMLOptions(6, 3, CONTEXT, 5), tmp_path)
+    compare_steps(pair, prompt_ids(13), [6] * 8)
+
+
+def test_lossless_text_is_hugging_face_generate(base, paper):
+    """Invariant 2: any drafts, the untouched base's greedy text."""
+    prompt = prompt_ids(10, seed=7)
+    expected = _generate(base, prompt, 24)
+    text = [t for s in decode(paper.coreml, Drafter(8), prompt, 24) for t in s.tokens]
+    assert text == expected
+    # Drafts that are right now and then take the lazy commit through paths of every length.
+    rng, text = np.random.default_rng(3), [paper.coreml.prefill(prompt).root]
+    while len(text) < 20:
+        tree = forced_tree(rng, expected[len(text) - 1 :], 8, "binary")
+        verified = paper.coreml.step(tree)
+        path = tree.path(verified.accepted)
+        paper.coreml.commit(path)
+        text += [int(tree.tokens[v]) for v in path[1:]]
+        text.append(int(verified.chosen[path[-1]]))
+    assert text == expected[: len(text)]
+
+
+def test_every_node_chooses_as_its_path_alone(base, paper):
+    """Invariant 3, against Hugging Face: each node's path as a plain sequence."""
+    import torch
+
+    from ss_device.reference.stream_model import load_base
+
+    prompt = prompt_ids(12, seed=2)
+    root = paper.coreml.prefill(prompt).root
+    tree = forced_tree(np.random.default_rng(0), [root], 8, "random")
+    verified, model = paper.coreml.step(tree), load_base(base)
+    for node in range(8):
+        text = prompt + [int(tree.tokens[v]) for v in tree.path(node)]
+        with torch.no_grad():
+            assert int(model(torch.tensor([text])).logits[0, -1].argmax()) == verified.chosen[node]
+
+
+def test_cache_after_commits_is_the_cache_from_scratch(base, paper):
+    """Invariant 4 within the package: steps and prefill leave the same keys and values."""
+    prompt = prompt_ids(10, seed=7)
+    expected = _generate(base, prompt, 20)
+    paper.coreml.prefill(prompt)
+    for start in (0, 4):
+        tree = tree_from_parents(expected[start : start + 4], [-1, 0, 1, 2])
+        assert paper.coreml.step(tree).accepted == 3
+        paper.coreml.commit([0, 1, 2, 3])
+    stepped = committed_cache(paper.coreml)
+    paper.coreml.prefill(prompt + expected[:8])
+    np.testing.assert_allclose(stepped, committed_cache(paper.coreml), **TOLERANCE)
+
+
+def test_first_of_two_equal_siblings_is_followed(paper):
+    """As `acceptance.walk` does; the second one's right child must not attract the walk."""
+    prompt = prompt_ids(6)
+    truth = plain_text(paper.reference, prompt, 4)
+    tree = tree_from_parents([truth[0], truth[1], truth[1], truth[2]], [-1, 0, 0, 2])
+    for model in (paper.coreml, paper.reference):
+        model.prefill(prompt)
+        assert model.step(tree).accepted == 1
+
+
+def test_a_step_without_commit_changes_nothing(paper):
+    prompt = prompt_ids(6)
+    truth = plain_text(paper.coreml, prompt, 6)
+    paper.coreml.prefill(prompt)
+    paper.coreml.step(forced_tree(np.random.default_rng(1), truth, 8, "binary"))
+    again = paper.coreml.step(tree_from_parents(truth[:4], [-1, 0, 1, 2]))
+    assert again.accepted == 3
+    paper.coreml.commit([0, 1, 2, 3])
+    assert paper.coreml.step(tree_from_parents(truth[4:5], [-1])).chosen[0] == truth[5]
+
+
+@pytest.mark.parametrize("length", [1, 2, CHUNK, CHUNK + 1, CHUNK + 2, CONTEXT - 2, CONTEXT])
+def test_prompts_of_every_length_up_to_the_full_context(paper, length):
+    """Chunks may hang over the end of the context, and text may fill it to the last slot."""
+    prompt = prompt_ids(length, seed=length)
+    texts = [
+        [t for s in decode(model, Drafter(8), prompt, 5) for t in s.tokens]
+        for model in (paper.coreml, paper.reference)
+    ]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == min(5, CONTEXT - length + 1)
+
+
+def test_half_precision_runs_the_same_graph(base, tmp_path):
+    """fp16 rounding may change a token, not the contract: the loop's own check of the walk holds."""
+    adapter = random_adapter(base, CASES["paper"][0])
+    model = make_coreml(base, adapter, CASES["paper"][1], tmp_path / "c" / "t.mlpackage", "float16")
+    steps = list(decode(model, Drafter(8), prompt_ids(9), 12))
+    assert sum(len(s.tokens) for s in steps) == 12
+    assert all(np.isfinite(s.verified.stream_logits).all() for s in steps[1:])
+
+
+def test_broken_packages_are_caught(base, paper, tmp_path, monkeypatch):
+    """The comparison fails for two weights exchanged and for streams that see later streams."""
+    _, options = CASES["paper"]
+    weights = base.weights()
+    a, b = "layers.2.attn.q.weight", "layers.2.attn.o.weight"
+    weights[a], weights[b] = weights[b], weights[a]
+    monkeypatch.setattr(type(base), "weights", lambda _: weights)
+    broken = make_coreml(base, paper.adapter, options, tmp_path / "a" / "t.mlpackage")
+    with pytest.raises(AssertionError):
+        compare_steps(Pair(tmp_path, paper.adapter, broken, paper.reference), prompt_ids(11), [8] * 3)
+    monkeypatch.undo()
+
+    def sees_later(config, num_kept):
+        mask = tables.own_stream_mask(config, num_kept).copy()
+        own = mask[num_kept:]
+        own[np.kron(np.eye(num_kept), np.ones((config.num_streams,) * 2)) == 1] = 0
+        return mask
+
+    monkeypatch.setattr(streams, "own_stream_mask", sees_later)
+    broken = make_coreml(base, paper.adapter, options, tmp_path / "b" / "t.mlpackage")
+    with pytest.raises(AssertionError):
+        compare_steps(Pair(tmp_path, paper.adapter, broken, paper.reference), prompt_ids(11), [8] * 3)
+
+
+def _generate(base, prompt: list[int], count: int) -> list[int]:
+    """Greedy text of the untouched base by Hugging Face generate in float32."""
+    import torch
+
+    from ss_device.reference.stream_model import load_base
+
+    out = load_base(base).generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()

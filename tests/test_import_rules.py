@@ -1,0 +1,135 @@
+"""What the parts may know of each other (ARCHITECTURE.md: rules of knowledge)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "ss_device": ROOT / "ss_device",
+    "ss_convert": ROOT / "convert/ss_convert",
+    "ss_runtime": ROOT / "runtime/ss_runtime",
+}
+TORCH = {"torch", "transformers", "peft", "accelerate", "datasets"}
+WITH_TORCH = ("reference", "training", "evaluation")
+COMMANDS = {"command_line.py": {"rich"}}
+
+
+def modules():
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            yield pytest.param(package, path, id=str(path.relative_to(ROOT)))
+
+
+def imported(path: Path, everywhere: bool) -> set[str]:
+    """Top-level names a module imports: when it is loaded, or `everywhere` in functions as well."""
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module.partition(".")[0])
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if not everywhere and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        pending.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def foreign(names: set[str]) -> set[str]:
+    return {n for n in names if n not in sys.stdlib_module_names and n not in PACKAGES}
+
+
+@pytest.mark.parametrize(("package", "path"), list(modules()))
+def test_module_imports_what_its_place_allows(package, path):
+    place = path.relative_to(PACKAGES[package]).parts
+    everywhere, at_load = imported(path, everywhere=True), imported(path, everywhere=False)
+    if package == "ss_device" and place[0] not in WITH_TORCH:
+        allowed = {"numpy", "safetensors"} | COMMANDS.get(place[0], set())
+        assert foreign(everywhere) <= allowed
+        assert not everywhere & {"ss_convert", "ss_runtime"}
+    if package == "ss_device":
+        assert not everywhere & {"mlx", "coremltools", "ss_convert"}
+    if package == "ss_convert":
+        assert not everywhere & (TORCH | {"mlx"})
+        # Building and executing packages are independent of each other.
+        if place[:2] == ("coreml", "executor"):
+            assert "ss_runtime" not in everywhere
+    if package == "ss_runtime":
+        assert not at_load & (TORCH | {"coremltools", "ss_convert"})
+
+
+def test_executor_shares_no_code_with_the_builder():
+    executor = PACKAGES["ss_convert"] / "coreml" / "executor"
+    for path in executor.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                assert not node.module.startswith(("ss_convert", "ss_device", "ss_runtime")) or (
+                    node.module.startswith("ss_convert.coreml.executor")
+                ), path
+
+
+def test_no_module_named_utils():
+    for folder in PACKAGES.values():
+        assert not list(folder.rglob("utils*"))
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules of a fresh interpreter after `code`."""
+    program = f"import sys\n{code}\nprint(*sorted({{n.partition('.')[0] for n in sys.modules}}))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(result.stdout.split())
+
+
+CORE = "adapter application architecture bundle config decoding files json_lines trace tree command_line"
+
+
+@pytest.mark.parametrize(
+    ("code", "forbidden"),
+    [
+        (
+            "\n".join(f"import ss_device.{name}" for name in CORE.split()),
+            TORCH | {"mlx", "coremltools", "tokenizers"},
+        ),
+        ("import ss_convert.coreml.executor", TORCH | {"mlx", "coremltools", "ss_device", "ss_runtime"}),
+        ("import ss_convert.mlx.weights", TORCH | {"mlx", "coremltools"}),
+        ("import ss_convert.command", TORCH | {"mlx", "coremltools"}),
+        ("import ss_runtime.loading, ss_runtime.generation", TORCH | {"coremltools", "ss_convert"}),
+        ("import ss_runtime.generate_command", TORCH | {"mlx", "coremltools", "ss_convert"}),
+        ("import ss_runtime.validate_command", TORCH | {"mlx", "coremltools", "ss_convert"}),
+    ],
+)
+def test_loading_a_part_does_not_load_what_it_must_not_need(code, forbidden):
+    assert not loaded_after(code) & forbidden
+
+
+# An import hook that behaves as if a package were not installed.
+HIDE = """
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in {names!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def test_core_ml_builder_works_without_torch_and_mlx():
+    hidden = HIDE.format(names=sorted(TORCH | {"mlx"}))
+    assert not loaded_after(hidden + "import ss_convert.coreml.convert") & {"torch", "mlx"}
+
+
+def test_mlx_generation_works_without_torch_and_coremltools():
+    hidden = HIDE.format(names=sorted(TORCH | {"coremltools"}))
+    loaded = loaded_after(hidden + "import ss_runtime.loading, ss_runtime.generate_command")
+    assert "mlx" in loaded
