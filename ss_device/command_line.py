@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gzip
 import json
 import logging
@@ -69,9 +70,10 @@ def run_command(
         _forget_stdout()
         return 0
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        return _bad_input(UserError(f"{error.filename}: {error.strerror}"))
+        where = f"{error.filename}: " if error.filename else ""
+        return _bad_input(UserError(f"{where}{error.strerror}"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

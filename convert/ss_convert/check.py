@@ -26,7 +26,8 @@ def check_bundle(
     entry = bundle.adapter(adapter.app)
     if "mlx" in targets:
         check_tensors(bundle, "mlx/base.safetensors", weights)
-    check_tensors(bundle, entry.tensor_file, adapter.tensors)
+    lora = {f"lora.{n}.{f}": t for n, pair in adapter.lora.items() for f, t in zip("ab", pair, strict=True)}
+    check_tensors(bundle, entry.tensor_file, {**adapter.tensors, **lora})
     if "coreml" in targets:
         check_package(bundle, entry, base)
 

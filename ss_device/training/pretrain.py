@@ -25,13 +25,14 @@ from ss_device.training.tokenizer import train_tokenizer
 
 
 def learning_rate(step: int, schedule: Schedule) -> float:
-    """Linear warm-up, then linear decay to `final_learning_rate` at the last step."""
+    """Linear warm-up, linear decay to zero at `steps`, and the cooldown on top when there is one."""
     if step < schedule.warmup_steps:
         return schedule.learning_rate * (step + 1) / schedule.warmup_steps
     done = (step - schedule.warmup_steps) / max(1, schedule.steps - schedule.warmup_steps)
-    return schedule.final_learning_rate + (1 - min(1.0, done)) * (
-        schedule.learning_rate - schedule.final_learning_rate
-    )
+    rate = schedule.learning_rate * (1 - min(1.0, done))
+    if schedule.cooldown_steps and step >= schedule.cooldown_start:
+        rate *= max(0.0, 1 - (step - schedule.cooldown_start) / schedule.cooldown_steps)
+    return rate
 
 
 def weighted_loss(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Optimisation settings of a base run. Lengths and batch size in tokens."""
+    """Optimisation settings of a base run. Lengths and batch size in tokens.
+
+    The rate decays linearly over `steps`. A cooldown, when given, multiplies it by a second linear
+    ramp to zero from step `cooldown_start` on and ends the run after `cooldown_steps` more.
+    """
 
     steps: int
     tokens_per_batch: int
@@ -32,8 +36,14 @@ class Schedule:
     warmup_steps: int
     weight_decay: float
     prompt_weight: float = 1.0
-    final_learning_rate: float = 0.0
     copy_initialization: bool = False
+    cooldown_start: int = 0
+    cooldown_steps: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """Steps that are really run."""
+        return self.cooldown_start + self.cooldown_steps if self.cooldown_steps else self.steps
 
 
 @dataclass(frozen=True)

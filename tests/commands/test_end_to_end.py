@@ -14,9 +14,13 @@ from ss_runtime.generate_command import main as ss_generate
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.validate_command import main as ss_validate
 
+from ss_device.adapter import save_adapter
+from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
+from ss_device.config import SpeculativeConfig
 from ss_device.trace import load_traces
 from tests.commands.conftest import PROMPTS, SIZES, rewrite_manifest
+from tests.tiny_models import random_adapter
 
 KEYS = {
     "text",
@@ -145,18 +149,50 @@ def test_validate_catches_a_changed_weight(capsys, copied, tensor):
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_pruning_bundle_agrees_on_every_back_end(capsys, models, tmp_path):
+SHARED = SpeculativeConfig(
+    mode="shared",
+    num_streams=2,
+    num_msa_layers=2,
+    main_attends_streams=True,
+    stream_mlp="base",
+    stream_adapter_rank=0,
+    lora_rank=2,
+    lora_alpha=4.0,
+)
+
+
+@pytest.fixture(scope="module")
+def shared_adapter(models, tmp_path_factory):
+    """A shared-mode adapter folder: speculative files and LoRA under PEFT's names."""
+    base = open_base(models / "base" / "tiny-base")
+    adapter = random_adapter(base, SHARED, app="shared")
+    folder = tmp_path_factory.mktemp("adapters") / "shared"
+    save_adapter(adapter, base.architecture, folder)
+    tensors = {}
+    for projection, (a, b) in adapter.lora.items():
+        _, layer, block, name = projection.split(".")
+        module = f"layers.{layer}.{'self_attn' if block == 'attn' else 'mlp'}.{name}_proj"
+        tensors[f"base_model.model.model.{module}.lora_A.weight"] = a
+        tensors[f"base_model.model.model.{module}.lora_B.weight"] = b
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "golden_prompts.jsonl").write_text('{"prompt": "one two"}\n')
+    return folder
+
+
+def test_pruned_shared_mode_bundle_agrees_on_every_back_end(capsys, models, shared_adapter, tmp_path):
     output = tmp_path / "pruned"
-    arguments = ["--adapter", "tiny", "--models", str(models), "--output", str(output), *SIZES]
+    arguments = ["--adapter", str(shared_adapter), "--models", str(models), "--output", str(output), *SIZES]
     assert ss_convert([*arguments, "--keep", "5", "--prune-over", "vocabulary"]) == 0
     status, report = validate(capsys, output, "--dtype", "float32")
     assert status == 0
     assert [r["dropped_nodes"] for r in report["results"]] == [0, 0]
-    texts = {
-        generate(capsys, output, "--prompt", "x", "--backend", b, "--dtype", "float32")[0]["text"]
-        for b in ("mlx", "executor", "reference")
-    }
-    assert len(texts) == 1
+    [trace] = load_traces(output / "golden" / "shared")
+    for backend in ("mlx", "executor", "reference"):
+        arguments = ("--prompt", "one two", "--backend", backend, "--dtype", "float32")
+        [result] = generate(capsys, output, *arguments)
+        assert tuple(result["token_ids"]) == trace.generated
+        [plain] = generate(capsys, output, *arguments, "--plain")
+        assert plain["token_ids"] == result["token_ids"]
 
 
 def test_conversion_summary_as_json_and_up_to_date(capsys, models, bundle):

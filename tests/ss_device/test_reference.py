@@ -55,9 +55,7 @@ def generate(model, drafter, prompt, max_tokens=24, stop=frozenset({2})) -> list
 
 def huggingface_generate(base, prompt, max_tokens=24) -> list[int]:
     model = load_base(base)
-    out = model.generate(
-        torch.tensor([prompt]), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
-    )
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0)
     return out[0, len(prompt) :].tolist()
 
 
@@ -102,9 +100,7 @@ def test_lossless_output_is_huggingface_generate(base, name, drafter, keep):
     adapter = random_adapter(base, LOSSLESS[name])
     grower = dataclasses.replace(DRAFTERS[drafter], parent_bias=adapter.parent_bias())
     nodes = grower.num_nodes
-    model = ReferenceStepModel(
-        load_stream_model(base, adapter), nodes, min(keep or nodes, nodes), CONTEXT
-    )
+    model = ReferenceStepModel(load_stream_model(base, adapter), nodes, min(keep or nodes, nodes), CONTEXT)
     for seed in range(2):
         prompt = prompt_ids(seed)
         expected = huggingface_generate(base, prompt)
@@ -182,7 +178,9 @@ def test_tree_logits_equal_the_path_as_a_sequence(tmp_path, tied):
 @pytest.mark.parametrize("keep", [12, 6])
 def test_cache_after_commit_equals_cache_from_scratch(base, name, keep):
     """Invariant 4, with and without pruning."""
-    model = ReferenceStepModel(load_stream_model(base, random_adapter(base, LOSSLESS[name])), 12, keep, CONTEXT)
+    model = ReferenceStepModel(
+        load_stream_model(base, random_adapter(base, LOSSLESS[name])), 12, keep, CONTEXT
+    )
     rng, text = np.random.default_rng(1), prompt_ids(2)
     model.prefill(text)
     for _ in range(3):
