@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ss_convert import golden
+from ss_convert.check import check_bundle, is_exact_in_half
 from ss_convert.planning import Plan, library_versions
 from ss_convert.stages import Stages
 from ss_device.base_model import TOKENIZER_FILES, BaseFolder
@@ -61,13 +62,7 @@ def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
     with folder_in_one_go(plan.output, keep_partial=True) as folder:
         stages = Stages(folder, plan.inputs, report)
         weights = _Weights(plan.base)
-        adapter = _bundled_adapter(plan, stages, folder, weights)
-        manifest = Manifest(
-            architecture=plan.base.architecture,
-            base=plan.base.identity,
-            adapters={plan.adapter.app: adapter},
-            made={"inputs": plan.inputs, "versions": library_versions(), "targets": sorted(plan.targets)},
-        )
+        manifest = _manifest(plan, _write_files(plan, stages, folder, weights))
         stages.run("check", lambda: _check(Bundle(folder, manifest), plan, weights))
         report("manifest")
         stages.forget()
@@ -76,31 +71,43 @@ def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
     return Outcome(open_bundle(plan.output), stages.seconds, tuple(stages.reused), tuple(stages.notes))
 
 
-def _bundled_adapter(plan: Plan, stages: Stages, folder: Path, weights: _Weights) -> BundledAdapter:
-    app = plan.adapter.app
-    tensor_file = f"mlx/adapters/{app}.safetensors"
-    stages.run("mlx", lambda: _write_mlx(plan, folder, tensor_file, weights), "mlx")
-    functions = None
+def _write_files(plan: Plan, stages: Stages, folder: Path, weights: _Weights) -> dict[str, dict]:
+    """Run the stages that write files; their results by name."""
+    results = {"mlx": stages.run("mlx", lambda: _write_mlx(plan, folder, weights), "mlx")}
     if "coreml" in plan.targets:
-        functions = CoreMLFunctions(
-            **stages.run("coreml", lambda: _write_coreml(plan, folder, weights), "coreml")
-        )
-    traced = stages.run("golden", lambda: _write_golden(plan, folder), "golden")
-    if traced.get("note"):
-        stages.notes.append(traced["note"])
-    return BundledAdapter(
+        results["coreml"] = stages.run("coreml", lambda: _write_coreml(plan, folder, weights), "coreml")
+    results["golden"] = stages.run("golden", lambda: _write_golden(plan, folder), "golden")
+    if note := results["golden"].get("note"):
+        stages.notes.append(note)
+    return results
+
+
+def _manifest(plan: Plan, results: dict[str, dict]) -> Manifest:
+    app, architecture = plan.adapter.app, plan.base.architecture
+    adapter = BundledAdapter(
         app=app,
         config=plan.adapter.config,
         prompt_template=plan.adapter.prompt_template,
         stop_strings=plan.adapter.stop_strings,
         max_tokens=plan.adapter.max_tokens,
         num_nodes=plan.sizes.num_nodes,
-        tensor_file=tensor_file,
-        parameters=parameter_count(plan.adapter.config, plan.base.architecture),
+        tensor_file=_tensor_file(plan),
+        parameters=parameter_count(plan.adapter.config, architecture),
         rank_statistics=plan.adapter.rank_statistics,
-        coreml=functions,
-        golden=f"golden/{app}" if traced["prompts"] else None,
+        coreml=CoreMLFunctions(**results["coreml"]) if "coreml" in results else None,
+        golden=f"golden/{app}" if results["golden"]["prompts"] else None,
     )
+    made = {
+        "inputs": plan.inputs,
+        "versions": library_versions(),
+        "targets": sorted(plan.targets),
+        "exact_weights": results["mlx"]["exact_weights"],
+    }
+    return Manifest(architecture, plan.base.identity, {app: adapter}, made=made)
+
+
+def _tensor_file(plan: Plan) -> str:
+    return f"mlx/adapters/{plan.adapter.app}.safetensors"
 
 
 def _make_readable(folder: Path) -> None:
@@ -124,8 +131,8 @@ class _Weights:
         return self._weights
 
 
-def _write_mlx(plan: Plan, folder: Path, tensor_file: str, weights: _Weights) -> dict:
-    """Base weights (target mlx) and, always, the adapter's tensors: hosts need the parent bias."""
+def _write_mlx(plan: Plan, folder: Path, weights: _Weights) -> dict:
+    """Tokenizer, base weights (target mlx) and, always, the adapter: hosts need the parent bias."""
     from ss_convert.mlx.weights import write_adapter, write_base
 
     for name in TOKENIZER_FILES:
@@ -134,9 +141,10 @@ def _write_mlx(plan: Plan, folder: Path, tensor_file: str, weights: _Weights) ->
     if "mlx" in plan.targets:
         (folder / "mlx").mkdir()
         write_base(weights.get(), folder / "mlx" / "base.safetensors")
-    (folder / tensor_file).parent.mkdir(parents=True)
-    write_adapter(plan.adapter, folder / tensor_file)
-    return {}
+    tensor_file = folder / _tensor_file(plan)
+    tensor_file.parent.mkdir(parents=True)
+    write_adapter(plan.adapter, tensor_file)
+    return {"exact_weights": is_exact_in_half(weights.get())}
 
 
 def _write_coreml(plan: Plan, folder: Path, weights: _Weights) -> dict:
@@ -185,7 +193,5 @@ def _write_golden(plan: Plan, folder: Path) -> dict:
 
 
 def _check(bundle: Bundle, plan: Plan, weights: _Weights) -> dict:
-    from ss_convert.check import check_bundle
-
     check_bundle(bundle, plan.adapter, plan.base, weights.get(), plan.targets)
     return {}

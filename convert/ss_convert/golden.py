@@ -52,8 +52,9 @@ def read_prompts(
 
     Raises UserError for a row without them and for a prompt that the context does not hold.
     """
-    from ss_runtime.tokenization import BundleTokenizer
     from tokenizers import Tokenizer
+
+    from ss_runtime.tokenization import BundleTokenizer
 
     template, app = adapter.prompt_template, adapter.app
     rows = prompts_from_file(

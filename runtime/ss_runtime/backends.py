@@ -86,9 +86,9 @@ def open_backend(
     bundle: Bundle,
     adapter: BundledAdapter,
     dtype: str | None = None,
-    plain: bool = False,
+    stream_rows: str = "kept",
 ) -> StepModel:
-    """The adapter's step model on a back end; `plain` lets it leave the streams out.
+    """The adapter's step model on a back end. stream_rows: which nodes carry streams on MLX.
 
     Raises UserError when the back end is unknown, is not to be had here, or a file is damaged.
     """
@@ -97,7 +97,7 @@ def open_backend(
         raise UserError(f"back end '{name}': {reason}")
     dtype = dtype or default_dtype(name)
     if name == "mlx":
-        return _open_mlx(bundle, adapter, dtype, plain)
+        return _open_mlx(bundle, adapter, dtype, stream_rows)
     if name == "reference":
         return _open_reference(bundle, adapter, dtype)
     if name == "executor":
@@ -107,24 +107,29 @@ def open_backend(
     return open_coreml_model(bundle, adapter)
 
 
-def _open_mlx(bundle: Bundle, adapter: BundledAdapter, dtype: str, plain: bool) -> StepModel:
+def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:
+    """Where MLX should compute streams to generate fastest (`MLXStepModel`).
+
+    On a CPU every row costs, so a second pass over the accepted node's streams alone pays; a GPU takes
+    all rows in one pass. Plain decoding needs no streams. A main stream that attends to its own streams
+    needs them in every row.
+    """
+    if adapter.config.main_attends_streams:
+        return "kept"
+    if num_nodes == 1:
+        return "none"
+    return "kept" if sys.platform == "darwin" else "accepted"
+
+
+def _open_mlx(bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str) -> StepModel:
     load_openblas()
     from ss_runtime.loading import load_model
 
-    # A main stream that attends to its own streams needs them in every call.
-    without_streams = plain and not adapter.config.main_attends_streams
-    return load_model(
-        bundle,
-        adapter,
-        dtype,
-        stream_rows="none" if without_streams else "kept",
-        **_pruning(adapter),
-    )
+    return load_model(bundle, adapter, dtype, stream_rows=stream_rows, **_pruning(adapter))
 
 
 def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:
     from ss_convert.coreml.executor import ExecutorError
-
     from ss_runtime.coreml_model import open_executor_model
 
     try:

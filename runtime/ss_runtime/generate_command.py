@@ -19,7 +19,14 @@ from ss_device.command_line import (
 )
 from ss_device.decoding import Drafter, StepModel, check_request
 from ss_device.errors import UserError
-from ss_runtime.backends import BACKENDS, DTYPES, check_backend, default_backend, open_backend
+from ss_runtime.backends import (
+    BACKENDS,
+    DTYPES,
+    check_backend,
+    default_backend,
+    fastest_stream_rows,
+    open_backend,
+)
 from ss_runtime.display import StepPrinter, totals_text
 from ss_runtime.generation import GenerationStep, Result, generate_steps, summarize
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
@@ -127,7 +134,7 @@ def open_session(
     check_backend(name, arguments.dtype)
     drafter = Drafter(nodes, arguments.shape, arguments.top_k, bundle.parent_bias(adapter))
     return Session(
-        model=open_backend(name, bundle, adapter, arguments.dtype, plain=nodes == 1),
+        model=open_backend(name, bundle, adapter, arguments.dtype, fastest_stream_rows(adapter, nodes)),
         drafter=drafter,
         tokenizer=tokenizer,
         adapter=adapter,

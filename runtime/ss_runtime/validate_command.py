@@ -14,7 +14,7 @@ from ss_device.command_line import CommandParser, console, positive, print_json,
 from ss_device.errors import UserError
 from ss_device.trace import Trace, load_traces
 from ss_runtime.backends import DTYPES, check_backend, default_dtype, open_backend, why_not
-from ss_runtime.validation import TOLERANCES, Replay, replay
+from ss_runtime.validation import TOLERANCES, Replay, has_exact_weights, replay
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
 SHOWN_DIFFERENCES = 20
@@ -108,7 +108,7 @@ def validate_backend(
 ) -> Replay:
     """Open one back end and replay `traces` on it, with a progress bar."""
     started = time.perf_counter()
-    found = Replay(backend, dtype)
+    found = Replay(backend, dtype, has_exact_weights(bundle, adapter, backend))
     with progress(len(traces) + 1, f"{backend} {dtype}") as advance:
         model = open_backend(backend, bundle, adapter, dtype)
         advance(f"{backend} {dtype}")

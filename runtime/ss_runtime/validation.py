@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel, Verified
 from ss_device.errors import UserError
 from ss_device.trace import Trace, TraceStep
@@ -54,10 +55,15 @@ class Difference:
 
 @dataclass
 class Replay:
-    """What a replay found. dropped_nodes: nodes the reference kept and the back end pruned away."""
+    """What a replay found.
+
+    dropped_nodes: nodes the reference kept and the back end pruned away; broken_off: prompts whose
+    accepted path was among them; exact_weights: whether the back end's weights are the reference's.
+    """
 
     backend: str
     arithmetic: str
+    exact_weights: bool = True
     prompts: int = 0
     token_exact: int = 0
     steps: int = 0
@@ -71,7 +77,12 @@ class Replay:
 
     @property
     def tolerance(self) -> Tolerance:
-        return TOLERANCES[self.arithmetic]
+        return TOLERANCES[self.arithmetic if self.exact_weights else "float16"]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing but float32 rounding is between this back end and the reference."""
+        return self.arithmetic == "float32" and self.exact_weights
 
     @property
     def near_tie_limit(self) -> float:
@@ -92,9 +103,9 @@ class Replay:
         limit = self.tolerance.logits * self.largest_logit
         if self.max_logit_difference > limit or not np.isfinite(self.max_logit_difference):
             found.append(f"stream logits differ by {self.max_logit_difference:.3g} (limit {limit:.3g})")
-        if self.arithmetic == "float32" and self.dropped_nodes:
+        if self.is_exact and self.dropped_nodes:
             found.append(f"{self.dropped_nodes} kept nodes differ")
-        if self.arithmetic == "float32" and self.broken_off:
+        if self.is_exact and self.broken_off:
             found.append(f"the accepted path was pruned away in {len(self.broken_off)} prompts")
         return found
 
@@ -104,6 +115,7 @@ class Replay:
         return {
             "backend": self.backend,
             "arithmetic": self.arithmetic,
+            "exact_weights": self.exact_weights,
             "prompts": self.prompts,
             "token_exact": self.token_exact,
             "steps": self.steps,
@@ -118,6 +130,16 @@ class Replay:
             "passed": not self.failures,
             "seconds": round(self.seconds, 2),
         }
+
+
+def has_exact_weights(bundle: Bundle, adapter: BundledAdapter, backend: str) -> bool:
+    """Whether a back end computes with the very weights that the reference recorded with.
+
+    Not so when the base was rounded to float16, nor in a Core ML package with LoRA, which is added to
+    the base weights before they are rounded.
+    """
+    baked = backend in ("executor", "coreml") and adapter.config.lora_rank > 0
+    return bundle.manifest.made.get("exact_weights", True) and not baked
 
 
 def replay(

@@ -23,6 +23,7 @@ from ss_device.reference.stream_model import StreamModel, add_lora, load_base
 from ss_device.training.batching import plan_batches
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint, trainable
 from ss_device.training.corpus import Document
+from ss_device.training.log import open_log
 from ss_device.training.losses import StreamLoss, make_batch, rank_statistics
 
 
@@ -144,7 +145,7 @@ def _run(accelerator, objective, optimizer, schedule, documents, plan, run, reco
     def seconds() -> float:
         return record["seconds"] + time.monotonic() - started
 
-    with (run / "log.jsonl").open("a") as log:
+    with open_log(run / "log.jsonl", first) as log:
         for step in range(first, len(plan)):
             share = plan[step][accelerator.process_index :: accelerator.num_processes] or plan[step][:1]
             batch = make_batch([documents[i] for i in share], model.config.num_streams)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from ss_device.application import load_application
 from ss_device.errors import UserError
+from ss_device.files import read_tensors
 from ss_device.json_lines import read_json_lines
 from ss_device.training.recipe import Recipe, Source
 
@@ -104,3 +106,26 @@ def draw_documents(
         timed.extend(zip(times.tolist(), drawn, strict=True))
     timed.sort(key=lambda pair: pair[0])
     return [document for _, document in timed]
+
+
+def save_plan(documents: list[Document], batches: list[list[int]], path: Path) -> None:
+    """Write documents (ids end to end, lengths, prompt lengths) and batches of their indices."""
+    arrays = {
+        "ids": np.concatenate([d.ids for d in documents]),
+        "lengths": np.array([len(d.ids) for d in documents], np.int32),
+        "prompt_lengths": np.array([d.prompt_length for d in documents], np.int32),
+        "batches": np.concatenate([np.array(b, np.int32) for b in batches]),
+        "batch_sizes": np.array([len(b) for b in batches], np.int32),
+    }
+    temporary = path.with_suffix(".partial")
+    save_file(arrays, temporary)
+    temporary.replace(path)
+
+
+def load_plan(path: Path) -> tuple[list[Document], list[list[int]]]:
+    """Inverse of `save_plan`."""
+    arrays = read_tensors(path)
+    pieces = np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])
+    batches = np.split(arrays["batches"], np.cumsum(arrays["batch_sizes"])[:-1])
+    documents = [Document(i, int(p)) for i, p in zip(pieces, arrays["prompt_lengths"], strict=True)]
+    return documents, [b.tolist() for b in batches]

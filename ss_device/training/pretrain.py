@@ -19,7 +19,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ss_device.training.batching import collate, plan_batches
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint
 from ss_device.training.copy_initialization import wire_copying
-from ss_device.training.corpus import BOS, EOS, PAD, Document, draw_documents
+from ss_device.training.corpus import (
+    BOS,
+    EOS,
+    PAD,
+    Document,
+    draw_documents,
+    load_plan,
+    save_plan,
+)
+from ss_device.training.log import open_log
 from ss_device.training.recipe import Recipe, Schedule
 from ss_device.training.tokenizer import train_tokenizer
 
@@ -93,11 +102,8 @@ def pretrain(
         shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(recipe, data, run)
-    rng = np.random.default_rng(recipe.seed)
-    documents = draw_documents(recipe, data, tokenizer, rng)
-    batches = plan_batches([len(d.ids) for d in documents], recipe.schedule.tokens_per_batch, rng)[
-        : recipe.schedule.steps
-    ]
+    documents, plan = _plan(recipe, data, tokenizer, run)
+    batches = plan[: recipe.schedule.last_step]
     accelerator = Accelerator()
     model = build_model(recipe, tokenizer)
     optimizer = build_optimizer(model, recipe.schedule)
@@ -123,7 +129,7 @@ def _run(accelerator, model, optimizer, recipe, documents, batches, run, record,
     schedule = recipe.schedule
     first = record["step"] if record else 0
     tokens = record["tokens"] if record else 0
-    log = (run / "log.jsonl").open("a")
+    log = open_log(run / "log.jsonl", first)
     started = saved = time.monotonic()
     seen, average = 0, record["loss"] if record else None
     for step in range(first, len(batches)):
@@ -180,6 +186,19 @@ def train_step(
     if not math.isfinite(value):
         raise FloatingPointError(f"loss is {value} at step {step + 1}; lower the learning rate")
     return value, sum(len(d.ids) for d in documents)
+
+
+def _plan(
+    recipe: Recipe, data: Path, tokenizer: Tokenizer, run: Path
+) -> tuple[list[Document], list[list[int]]]:
+    """The run's documents and batches; a resumed run reads those drawn at its start."""
+    path = run / "plan.safetensors"
+    if not path.is_file():
+        rng = np.random.default_rng(recipe.seed)
+        documents = draw_documents(recipe, data, tokenizer, rng)
+        lengths = [len(d.ids) for d in documents]
+        save_plan(documents, plan_batches(lengths, recipe.schedule.tokens_per_batch, rng), path)
+    return load_plan(path)
 
 
 def _tokenizer(recipe: Recipe, data: Path, run: Path) -> Tokenizer:

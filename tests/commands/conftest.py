@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ss_convert.command import main as ss_convert
 
+from ss_convert.command import main as ss_convert
 from ss_device.adapter import save_adapter
 from ss_device.config import SpeculativeConfig
 from ss_device.files import sha256

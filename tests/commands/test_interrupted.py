@@ -10,9 +10,9 @@ import sys
 import time
 
 import pytest
+
 from ss_convert import conversion, golden
 from ss_convert.command import main as ss_convert
-
 from ss_device.bundle import open_bundle
 from ss_device.errors import UserError
 from tests.commands.conftest import SIZES

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from ss_runtime.mlx_model import MLXStepModel
 
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.tree import DraftTree, tree_from_parents
+from ss_runtime.mlx_model import MLXStepModel
 
 PROMPT = [1, 40, 41, 42, 40, 41, 97, 5, 200, 41, 42]
 

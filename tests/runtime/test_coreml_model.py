@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ss_runtime.coreml_model import CoreMLStepModel, open_coreml_model, open_executor_model
 
 from ss_device.architecture import Architecture
 from ss_device.bundle import CoreMLFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.tree import root_only, tree_from_parents
+from ss_runtime.coreml_model import CoreMLStepModel, open_coreml_model, open_executor_model
 
 ARCHITECTURE = Architecture(
     family="llama",

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from ss_runtime.generation import generate, generate_steps
-from ss_runtime.tokenization import BundleTokenizer
 from tokenizers import Tokenizer
 
 from ss_device.acceptance import walk
 from ss_device.decoding import Drafter, Proposal, StepLimits, Verified
+from ss_runtime.generation import generate, generate_steps
+from ss_runtime.tokenization import BundleTokenizer
 from tests.runtime.mlx_cases import CONFIGS, mlx_model
 from tests.tiny_models import VOCAB, random_adapter
 

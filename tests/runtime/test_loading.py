@@ -5,13 +5,13 @@ import shutil
 import mlx.core as mx
 import numpy as np
 import pytest
-from ss_convert.mlx.weights import write_adapter, write_base
-from ss_runtime.generation import load_tokenizer
-from ss_runtime.loading import BASE_FILE, default_stream_rows, load_model
 
+from ss_convert.mlx.weights import write_adapter, write_base
 from ss_device.bundle import BundledAdapter, Manifest, open_bundle, write_manifest
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
+from ss_runtime.generation import load_tokenizer
+from ss_runtime.loading import BASE_FILE, default_stream_rows, load_model
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import make_tiny_base, random_adapter
 

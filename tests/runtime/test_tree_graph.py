@@ -3,10 +3,10 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from ss_runtime.tree_graph import TreeArrays, accepted_node, cache_mask, keep_best, node_scores, stream_mask
 
 from ss_device.acceptance import walk
 from ss_device.tree import keep_best_nodes, tree_from_parents
+from ss_runtime.tree_graph import TreeArrays, accepted_node, cache_mask, keep_best, node_scores, stream_mask
 from tests.runtime.mlx_cases import random_tree
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from ss_convert.coreml.convert import CoreMLOptions, write_package
 from ss_convert.coreml.executor import load_package
 from ss_convert.coreml.weights import ExportWeights
-from ss_runtime.coreml_model import CoreMLStepModel
-
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
@@ -20,6 +19,7 @@ from ss_device.families import canonical_name
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import StreamModel, attach_adapter, load_base
 from ss_device.tree import DraftTree, root_only, tree_from_parents
+from ss_runtime.coreml_model import CoreMLStepModel
 from tests.tiny_models import random_adapter
 
 CONTEXT, CHUNK = 48, 8

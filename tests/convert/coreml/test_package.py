@@ -9,6 +9,7 @@ from pathlib import Path
 import coremltools as ct
 import numpy as np
 import pytest
+
 import ss_convert.coreml
 from ss_convert.coreml.convert import CoreMLOptions, write_package
 from ss_convert.coreml.executor import load_package
@@ -22,7 +23,6 @@ from ss_convert.coreml.interface import (
 from ss_convert.coreml.package import merge_packages, read_metadata
 from ss_convert.coreml.tables import own_stream_mask, rotary_table
 from ss_convert.coreml.weights import ExportWeights, to_half
-
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_device.tree import root_only

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from ss_convert.coreml import streams, tables
 from ss_convert.coreml.convert import CoreMLOptions
-
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.decoding import Drafter, decode
 from ss_device.tree import tree_from_parents

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+
 from ss_convert.coreml.executor import registry
 
 

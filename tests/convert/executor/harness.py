@@ -7,6 +7,7 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
+
 from ss_convert.coreml.executor import load_package
 
 IOS18 = ct.target.iOS18

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from coremltools.converters.mil import Builder as mb
+
 from ss_convert.coreml.executor.dtypes import round_to_half
 from ss_convert.coreml.executor.ops.elementwise import erf
 

@@ -13,6 +13,7 @@ import pytest
 from coremltools.converters.mil import Builder as mb
 from coremltools.libmilstoragepython import _BlobStorageReader
 from coremltools.proto import Model_pb2
+
 from ss_convert.coreml.executor import (
     ExecutorError,
     PackageError,

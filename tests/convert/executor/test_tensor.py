@@ -7,6 +7,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil import Builder as mb
+
 from ss_convert.coreml.executor import ExecutorError
 
 from .harness import check_cases, run_graph

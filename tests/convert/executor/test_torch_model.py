@@ -4,8 +4,9 @@ import coremltools as ct
 import numpy as np
 import pytest
 import torch
-from ss_convert.coreml.executor import load_package
 from torch import nn
+
+from ss_convert.coreml.executor import load_package
 
 
 class Network(nn.Module):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from ss_convert.mlx.weights import write_adapter, write_base
-from ss_runtime.stream_decoder import adapter_shapes
 
+from ss_convert.mlx.weights import write_adapter, write_base
 from ss_device.config import paper_config
 from ss_device.errors import UserError
+from ss_runtime.stream_decoder import adapter_shapes
 from tests.tiny_models import make_tiny_base, random_adapter
 
 
