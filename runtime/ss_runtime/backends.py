@@ -86,10 +86,11 @@ def open_backend(
     bundle: Bundle,
     adapter: BundledAdapter,
     dtype: str | None = None,
-    stream_rows: str = "kept",
+    stream_rows: str | None = None,
 ) -> StepModel:
-    """The adapter's step model on a back end. stream_rows: which nodes carry streams on MLX.
+    """The adapter's step model on a back end.
 
+    stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here).
     Raises UserError when the back end is unknown, is not to be had here, or a file is damaged.
     """
     check_backend(name, dtype)
@@ -97,7 +98,8 @@ def open_backend(
         raise UserError(f"back end '{name}': {reason}")
     dtype = dtype or default_dtype(name)
     if name == "mlx":
-        return _open_mlx(bundle, adapter, dtype, stream_rows)
+        rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
+        return _open_mlx(bundle, adapter, dtype, rows)
     if name == "reference":
         return _open_reference(bundle, adapter, dtype)
     if name == "executor":

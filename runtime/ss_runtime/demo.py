@@ -17,7 +17,7 @@ from ss_device.bundle import Bundle, BundledAdapter, open_bundle
 from ss_device.command_line import CommandParser, console, positive, prompts_from_file, run_command
 from ss_device.decoding import Drafter
 from ss_runtime import validate_command
-from ss_runtime.backends import default_backend, default_dtype, fastest_stream_rows, open_backend
+from ss_runtime.backends import default_backend, default_dtype, open_backend
 from ss_runtime.generate_command import Session, run_prompt
 from ss_runtime.tokenization import load_tokenizer
 
@@ -79,7 +79,7 @@ def _answer(
     tokenizer = load_tokenizer(bundle)
     dtype = "float32" if name == "executor" else default_dtype(name)
     session = Session(
-        model=open_backend(name, bundle, adapter, dtype, fastest_stream_rows(adapter, adapter.num_nodes)),
+        model=open_backend(name, bundle, adapter, dtype),
         drafter=Drafter(adapter.num_nodes, parent_bias=bundle.parent_bias(adapter)),
         tokenizer=tokenizer,
         adapter=adapter,
