@@ -1,4 +1,5 @@
 # make demo   convert the shipped sqlctx adapter, answer questions with it, validate every back end
+#             (make demo INPUT=test.jsonl.gz: your own rows with question and context)
 # make test   style check and tests
 # make clean  remove what demo and test made (the virtual environment stays; `make distclean` removes it)
 # Another interpreter: make demo PYTHON=python3.12
@@ -12,7 +13,7 @@ OPENBLAS := $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3)
 .PHONY: demo test clean distclean install blas-hint
 
 demo: $(INSTALLED) blas-hint
-	@$(BIN)/python -m ss_runtime.demo
+	@$(BIN)/python -m ss_runtime.demo $(if $(INPUT),--input $(INPUT))
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .

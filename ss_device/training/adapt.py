@@ -58,8 +58,11 @@ def train_adapter(
     output: Path,
     resume: bool = False,
     report: Callable[[dict], None] = lambda line: None,
+    start: Adapter | None = None,
 ) -> Adapter:
     """Train an adapter and write its folder to `output`; checkpoints and log in `<output>.run/`.
+
+    `start`: a lossless adapter of the same settings whose parts are the starting point.
 
     `report` receives every log record: step, steps, loss, parts, tokens/s, eta seconds.
     """
@@ -71,6 +74,8 @@ def train_adapter(
     _check_settings(run / "settings.json", settings)
     accelerator = Accelerator()
     model = build_stream_model(base, config, schedule.seed)
+    if start is not None:
+        _start_from(model, start, base)
     optimizer = torch.optim.AdamW(
         list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
     )
@@ -94,6 +99,14 @@ def train_adapter(
     if accelerator.is_main_process:
         _write(adapter, base, model, output)
     return adapter
+
+
+def _start_from(model: StreamModel, start: Adapter, base: BaseFolder) -> None:
+    """Copy a trained adapter's parts in; UserError when it has other settings or another base."""
+    start.check_base(base)
+    if start.config != model.config or start.lora:
+        raise UserError(f"adapter '{start.app}' to start from has other settings, or has LoRA files")
+    model.parts.from_numpy(start.tensors)
 
 
 def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path) -> None:

@@ -75,6 +75,9 @@ def _add_adapter(commands) -> None:
     adapter.add_argument("--tokens-per-batch", type=positive, default=2048)
     adapter.add_argument("--max-length", type=positive, default=320, help="longest example in tokens")
     adapter.add_argument("--golden-prompts", type=Path, help="prompts file to put into the folder")
+    adapter.add_argument(
+        "--start", type=Path, metavar="ADAPTER", help="go on from a trained lossless adapter"
+    )
     adapter.add_argument("--seed", type=int, default=0)
     adapter.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     adapter.set_defaults(run=run_adapter)
@@ -144,6 +147,7 @@ def run_distill(arguments: argparse.Namespace) -> int:
 
 
 def run_adapter(arguments: argparse.Namespace) -> int:
+    from ss_device.adapter import load_adapter
     from ss_device.application import load_application
     from ss_device.base_model import open_base
     from ss_device.training.adapt import AdapterSchedule, train_adapter
@@ -153,6 +157,7 @@ def run_adapter(arguments: argparse.Namespace) -> int:
     app, base = load_application(arguments.app), open_base(arguments.base)
     config = read_settings(arguments.settings)
     config.check(base.architecture)
+    start = load_adapter(arguments.start) if arguments.start else None
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
     documents = encode_examples(
         app,
@@ -172,7 +177,7 @@ def run_adapter(arguments: argparse.Namespace) -> int:
     with training_progress(f"{app.name}: adapter", arguments.json) as report:
         train_adapter(
             base, app, config, schedule, documents[held:] or documents, documents[:held],
-            arguments.output, arguments.resume, report,
+            arguments.output, arguments.resume, report, start,
         )  # fmt: skip
     if arguments.golden_prompts:
         text = arguments.golden_prompts.read_text()

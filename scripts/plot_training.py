@@ -1,0 +1,49 @@
+"""Draw the loss curves of the shipped models from their training logs.
+
+python scripts/plot_training.py models/training_logs --output models/loss_curves.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("logs", type=Path, help="folder with one .jsonl log per run")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    files = sorted(arguments.logs.glob("*.jsonl"))
+    figure, axes = plt.subplots(1, len(files), figsize=(5 * len(files), 3.6), squeeze=False)
+    for axis, file in zip(axes[0], files, strict=True):
+        draw(axis, file)
+    figure.tight_layout()
+    figure.savefig(arguments.output, dpi=110)
+
+
+def draw(axis, file: Path) -> None:
+    """One run: the smoothed loss, or its parts where the log has them."""
+    records = [json.loads(line) for line in file.open()]
+    steps = [r["step"] for r in records]
+    curves = {"loss": [r["loss"] for r in records]} if "loss" in records[0] else {
+        name: [r["parts"][name] for r in records] for name in records[0]["parts"]
+    }  # fmt: skip
+    for name, values in curves.items():
+        axis.plot(steps, values, label=name, linewidth=1.2)
+    axis.set_title(file.stem)
+    axis.set_xlabel("optimizer step")
+    axis.set_ylabel("cross-entropy (smoothed)")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+if __name__ == "__main__":
+    main()
