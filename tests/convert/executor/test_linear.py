@@ -89,9 +89,7 @@ def test_scaled_dot_product_attention(tmp_path):
     names = ("query", "key", "value")
 
     def sdpa(v, **more):
-        return mb.scaled_dot_product_attention(
-            **{name: v[name] for name in names}, **more
-        )
+        return mb.scaled_dot_product_attention(**{name: v[name] for name in names}, **more)
 
     cases = [
         (lambda v: sdpa(v), attend(np.zeros((3, 5)))),

@@ -87,9 +87,7 @@ def test_cache_state_updates(tmp_path, arithmetic):
         first = expected.sum((1, 2))
         expected[1, begin : begin + 2] = 2 * x
         outputs = program.predict({"x": x, "begin": np.int32([begin])}, state)
-        for given, wanted in zip(
-            outputs.values(), (before, first, expected.sum((1, 2))), strict=True
-        ):
+        for given, wanted in zip(outputs.values(), (before, first, expected.sum((1, 2))), strict=True):
             np.testing.assert_array_equal(given.reshape(-1), np.reshape(wanted, -1))
         np.testing.assert_array_equal(state["cache"], expected)
 
@@ -502,9 +500,7 @@ def test_command_describes(plain):
     record = json.loads(result.stdout)
     assert result.returncode == 0
     assert record["functions"]["main"]["operations"]["linear"] == 1
-    assert record["functions"]["main"]["inputs"] == [
-        {"name": "x", "shape": [1, 64], "dtype": "float16"}
-    ]
+    assert record["functions"]["main"]["inputs"] == [{"name": "x", "shape": [1, 64], "dtype": "float16"}]
     assert record["weight_bytes"] >= 48 * 64 * 2
     text = command(plain[0])
     assert text.returncode == 0 and "function main" in text.stdout and "linear 1" in text.stdout

@@ -58,10 +58,14 @@ def test_reductions(tmp_path):
     cases += [
         (lambda v: mb.reduce_log_sum(x=mb.square(x=v["x"]), axes=[0]), reduced(X, 0, positive)),
         (lambda v: mb.reduce_sum(x=v["n"], axes=[0]), reduced(N, 0, sum).astype(int)),
-        (lambda v: mb.reduce_argmax(x=v["x"], axis=1),
-         reduced(X, 1, lambda a: a.index(max(a))).astype(int)),
-        (lambda v: mb.reduce_argmin(x=v["x"], axis=-1, keep_dims=True),
-         reduced(X, 2, lambda a: a.index(min(a))).astype(int)[..., None]),
+        (
+            lambda v: mb.reduce_argmax(x=v["x"], axis=1),
+            reduced(X, 1, lambda a: a.index(max(a))).astype(int),
+        ),
+        (
+            lambda v: mb.reduce_argmin(x=v["x"], axis=-1, keep_dims=True),
+            reduced(X, 2, lambda a: a.index(min(a))).astype(int)[..., None],
+        ),
     ]
     check_cases(tmp_path, {"x": X, "n": N}, cases)
 

@@ -60,8 +60,7 @@ class BlobFile:
         expected = -(-int(np.prod(type_.shape, dtype=np.int64)) * BY_NAME[wanted].bits // 8)
         if byte_count != expected:
             raise PackageError(
-                f"{self.path}: constant at {offset} has {byte_count} bytes, "
-                f"the program expects {expected}"
+                f"{self.path}: constant at {offset} has {byte_count} bytes, the program expects {expected}"
             )
         if start + byte_count > self.size:
             raise PackageError(

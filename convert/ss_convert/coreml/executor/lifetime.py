@@ -97,9 +97,7 @@ class _Analysis:
         if next(alive, None) is not None:
             return False
         return all(
-            self.overwritten(index, name)
-            for name, content in self.contents.items()
-            if content & held
+            self.overwritten(index, name) for name, content in self.contents.items() if content & held
         )
 
     def overwritten(self, index: int, state: str) -> bool:

@@ -133,5 +133,3 @@ def _function(name: str, inputs: list[tuple[str, TensorType]], opset: int, block
         opset=opset,
         block=block,
     )
-
-

@@ -154,9 +154,7 @@ class Program:
 
     def _call(self, operation: Operation) -> Call:
         types = tuple(type_ for _, type_ in operation.outputs)
-        return Call(
-            operation.type, operation.label, types, self.function.opset, self.arithmetic
-        )
+        return Call(operation.type, operation.label, types, self.function.opset, self.arithmetic)
 
     def _results(
         self, operation: Operation, definition: OpDefinition
@@ -166,8 +164,7 @@ class Program:
         for name, type_ in operation.outputs:
             if type_.dtype not in BY_NAME:
                 raise ExecutorError(
-                    f"{self._where(operation.type, name)}: values of {type_.dtype} "
-                    "are not supported"
+                    f"{self._where(operation.type, name)}: values of {type_.dtype} are not supported"
                 )
             half = type_.dtype == "float16" and self.arithmetic == "float16"
             rounded = half and not definition.exact
@@ -277,8 +274,7 @@ class Program:
         if rounded:
             value = round_to_half(value)
         if len(value.shape) != len(type_.shape) or any(
-            size is not None and size != real
-            for size, real in zip(type_.shape, value.shape, strict=True)
+            size is not None and size != real for size, real in zip(type_.shape, value.shape, strict=True)
         ):
             raise ExecutorError(
                 f"{self._where(step.call.type, name)}: the result has shape {value.shape}, "
@@ -296,23 +292,18 @@ class Program:
         for name in inputs:
             if name not in wanted:
                 known = ", ".join(wanted) or "none"
-                raise ExecutorError(
-                    f"function '{self.name}': unknown input '{name}' (inputs: {known})"
-                )
+                raise ExecutorError(f"function '{self.name}': unknown input '{name}' (inputs: {known})")
         for name in wanted:
             if name not in inputs:
                 raise ExecutorError(f"function '{self.name}': input '{name}' is missing")
-        return {
-            name: self._checked(inputs[name], feature, "input") for name, feature in wanted.items()
-        }
+        return {name: self._checked(inputs[name], feature, "input") for name, feature in wanted.items()}
 
     def _checked(self, value: np.ndarray, feature: Feature, what: str) -> np.ndarray:
         """The array of an input or state in its array type; ExecutorError if it does not fit."""
         array = np.asarray(value)
         label = f"function '{self.name}': {what} '{feature.name}'"
         if len(array.shape) != len(feature.shape) or any(
-            size is not None and size != real
-            for size, real in zip(feature.shape, array.shape, strict=True)
+            size is not None and size != real for size, real in zip(feature.shape, array.shape, strict=True)
         ):
             raise ExecutorError(f"{label} has shape {array.shape}, expected {feature.shape}")
         target = BY_NAME[feature.dtype].storage
@@ -325,8 +316,10 @@ class Program:
                 raise ExecutorError(f"{label} has values outside the range of {feature.dtype}")
         if array.dtype != target:
             array = array.astype(target)
-        if feature.dtype == "float16" and self.arithmetic == "float16" and (
-            np.asarray(value).dtype != np.float16
+        if (
+            feature.dtype == "float16"
+            and self.arithmetic == "float16"
+            and (np.asarray(value).dtype != np.float16)
         ):
             array = round_to_half(array)
         return array
@@ -371,9 +364,7 @@ class _Folded:
         """Compute the value; its inputs are not kept, they are the compressed form."""
         program, operation = self.program, self.operation
         definition = REGISTRY[operation.type]
-        parameters = {
-            key: program._decode(source, keep=False) for key, source in self.sources.items()
-        }
+        parameters = {key: program._decode(source, keep=False) for key, source in self.sources.items()}
         call = program._call(operation)
         step = Step(definition, call, parameters, [], [], program._results(operation, definition))
         values: dict[str, object] = {}

@@ -62,9 +62,7 @@ def op(
 
     def register(function: Callable) -> Callable:
         for name in names:
-            REGISTRY[name] = OpDefinition(
-                name, function, frozenset(tuples), view, is_exact, control
-            )
+            REGISTRY[name] = OpDefinition(name, function, frozenset(tuples), view, is_exact, control)
         return function
 
     return register

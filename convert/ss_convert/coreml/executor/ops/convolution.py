@@ -15,9 +15,7 @@ def _add_bias(result, bias):
 
 
 @op("conv")
-def conv(
-    call, x, weight, bias=None, strides=None, pad_type="valid", pad=None, dilations=None, groups=1
-):
+def conv(call, x, weight, bias=None, strides=None, pad_type="valid", pad=None, dilations=None, groups=1):
     """MIL conv: x (n, C, *D), weight (O, C/groups, *K), bias (O,) -> (n, O, *D_out)."""
     count = x.ndim - 2
     kernel, groups = weight.shape[2:], int(groups)

@@ -46,9 +46,7 @@ def gather_along_axis(call, x, indices, axis=0, validate_indices=False):
 
 def _nd_index(call, indices, sizes) -> tuple[np.ndarray, ...]:
     """Last axis of indices -> one index array per leading axis of the data."""
-    return tuple(
-        _checked(call, indices[..., i], sizes[i]) for i in range(indices.shape[-1])
-    )
+    return tuple(_checked(call, indices[..., i], sizes[i]) for i in range(indices.shape[-1]))
 
 
 @op("gather_nd", exact=True)
@@ -56,9 +54,7 @@ def gather_nd(call, x, indices, batch_dims=0, validate_indices=False):
     """MIL gather_nd: K[:-1] + D[batch_dims + K[-1]:] for x of shape D, indices of shape K."""
     batch = int(batch_dims)
     index = _nd_index(call, indices, x.shape[batch:])
-    lead = tuple(
-        np.arange(x.shape[i]).reshape((-1,) + (1,) * (indices.ndim - 2 - i)) for i in range(batch)
-    )
+    lead = tuple(np.arange(x.shape[i]).reshape((-1,) + (1,) * (indices.ndim - 2 - i)) for i in range(batch))
     return x[lead + index]
 
 

@@ -17,8 +17,7 @@ def reshape(call, x, shape):
     shape = np.atleast_1d(shape).tolist()
     shift = x.ndim - len(shape)
     sizes = [
-        size if size != 0 else x.shape[i + shift] if i + shift >= 0 else 1
-        for i, size in enumerate(shape)
+        size if size != 0 else x.shape[i + shift] if i + shift >= 0 else 1 for i, size in enumerate(shape)
     ]
     return np.reshape(x, sizes)
 

@@ -19,12 +19,8 @@ _REDUCTIONS = {
     "reduce_min": np.min,
     "reduce_prod": np.prod,
     "reduce_l1_norm": lambda x, axis, keepdims: np.sum(np.abs(x), axis=axis, keepdims=keepdims),
-    "reduce_l2_norm": lambda x, axis, keepdims: np.sqrt(
-        np.sum(np.square(x), axis=axis, keepdims=keepdims)
-    ),
-    "reduce_sum_square": lambda x, axis, keepdims: np.sum(
-        np.square(x), axis=axis, keepdims=keepdims
-    ),
+    "reduce_l2_norm": lambda x, axis, keepdims: np.sqrt(np.sum(np.square(x), axis=axis, keepdims=keepdims)),
+    "reduce_sum_square": lambda x, axis, keepdims: np.sum(np.square(x), axis=axis, keepdims=keepdims),
     "reduce_log_sum": lambda x, axis, keepdims: np.log(np.sum(x, axis=axis, keepdims=keepdims)),
     "reduce_log_sum_exp": _log_sum_exp,
 }

@@ -78,9 +78,7 @@ def _bilinear(x, height, width, mode):
 
 
 @op("resize_bilinear")
-def resize_bilinear(
-    call, x, target_size_height=1, target_size_width=1, sampling_mode="DEFAULT"
-):
+def resize_bilinear(call, x, target_size_height=1, target_size_width=1, sampling_mode="DEFAULT"):
     """MIL resize_bilinear to a given size in its five sampling modes."""
     return _bilinear(x, int(target_size_height), int(target_size_width), sampling_mode)
 

@@ -22,9 +22,7 @@ def _slices(x, begin, end, stride, begin_mask, end_mask, squeeze_mask) -> tuple:
 
 
 @op("slice_by_index", view=True)
-def slice_by_index(
-    call, x, begin, end, stride=None, begin_mask=None, end_mask=None, squeeze_mask=None
-):
+def slice_by_index(call, x, begin, end, stride=None, begin_mask=None, end_mask=None, squeeze_mask=None):
     """MIL slice_by_index: x[begin:end:stride] per axis."""
     return x[_slices(x, begin, end, stride, begin_mask, end_mask, squeeze_mask)]
 
