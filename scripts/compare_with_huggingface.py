@@ -69,14 +69,14 @@ def continuation(model, prompt: list[int], max_tokens: int) -> list[int]:
 def run_backend(arguments: argparse.Namespace, name: str, dtype: str) -> list[dict]:
     """One `ss-generate --json` object per prompt."""
     command = [
-        sys.executable, "-m", "ss_runtime.generate_command", "--bundle", str(arguments.bundle),
+        str(Path(sys.executable).with_name("ss-generate")), "--bundle", str(arguments.bundle),
         "--backend", name, "--dtype", dtype, "--input", str(arguments.input),
         "--limit", str(arguments.limit), "--max-tokens", str(arguments.max_tokens), "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr.strip()}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.split("\n") if line]
 
 
 @torch.no_grad()
