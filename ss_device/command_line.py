@@ -106,7 +106,7 @@ def quiet_libraries() -> None:
 def console(stderr: bool = False) -> Console:
     """A rich console; in a log (no terminal) lines may be wider than the 80 columns rich assumes."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else LOG_WIDTH
+    width = None if stream.isatty() else LOG_WIDTH
     return Console(file=stream, width=width, highlight=False)
 
 
