@@ -58,6 +58,9 @@ def folder_in_one_go(target: Path, keep_partial: bool = False) -> Iterator[Path]
     failure, so that a rerun can reuse its finished stages; it is never named like a result.
     """
     temporary = target.with_name(f".{target.name}.partial")
+    previous = target.with_name(f".{target.name}.previous")
+    if previous.exists() and not target.exists():  # killed between the two renames below
+        os.replace(previous, target)
     if not keep_partial:
         shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True, exist_ok=True)
@@ -67,7 +70,6 @@ def folder_in_one_go(target: Path, keep_partial: bool = False) -> Iterator[Path]
         if not keep_partial:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    previous = target.with_name(f".{target.name}.previous")
     shutil.rmtree(previous, ignore_errors=True)
     if target.exists():
         os.replace(target, previous)

@@ -81,3 +81,12 @@ def test_leftovers_of_a_killed_run_are_not_mixed_in(tmp_path):
     (tmp_path / ".out.partial" / "old").write_text("half")
     write_one_go(tmp_path / "out", "one")
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["file"]
+
+
+def test_a_kill_between_the_two_renames_is_mended_by_the_next_write(tmp_path):
+    """The earlier folder comes back before anything else happens, and survives a failing write."""
+    (tmp_path / ".result.previous").mkdir()
+    (tmp_path / ".result.previous" / "old").write_text("x")
+    with pytest.raises(RuntimeError), folder_in_one_go(tmp_path / "result"):
+        raise RuntimeError
+    assert (tmp_path / "result" / "old").read_text() == "x"
