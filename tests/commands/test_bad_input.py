@@ -196,9 +196,8 @@ def test_generate_options(refuses, bundle, arguments, says):
     refuses(ss_generate, "--bundle", bundle, *arguments, says=(says,))
 
 
-def test_core_ml_off_a_mac(refuses, bundle):
-    if sys.platform == "darwin":
-        pytest.skip("Core ML is here")
+def test_core_ml_off_a_mac(refuses, bundle, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
     arguments = ("--bundle", bundle, "--prompt", "a", "--backend", "coreml")
     refuses(ss_generate, *arguments, says=("Core ML runs on a Mac only", "executor"))
     refuses(ss_validate, bundle, "--backend", "coreml", says=("Core ML runs on a Mac only",))
