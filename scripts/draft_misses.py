@@ -21,7 +21,7 @@ from ss_device.reference.stream_model import load_stream_model
 from ss_device.training.examples import load_prompts
 
 TEMPLATE = set(
-    'SELECT FROM WHERE = AND " table _ > < ( ) COUNT MAX MIN SUM AVG , * ORDER BY JOIN ON AS'.split()
+    ['SELECT', 'FROM', 'WHERE', '=', 'AND', '"', 'table', '_', '>', '<', '(', ')', 'COUNT', 'MAX', 'MIN', 'SUM', 'AVG', ',', '*', 'ORDER', 'BY', 'JOIN', 'ON', 'AS']
 )
 
 
