@@ -20,9 +20,8 @@ from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.training.examples import load_prompts
 
-TEMPLATE = set(
-    ['SELECT', 'FROM', 'WHERE', '=', 'AND', '"', 'table', '_', '>', '<', '(', ')', 'COUNT', 'MAX', 'MIN', 'SUM', 'AVG', ',', '*', 'ORDER', 'BY', 'JOIN', 'ON', 'AS']
-)
+SQL = "SELECT FROM WHERE AND COUNT MAX MIN SUM AVG ORDER BY JOIN ON AS table"
+TEMPLATE = {*SQL.split(), *'=_><(),*"'}
 
 
 def main() -> None:
