@@ -1,6 +1,8 @@
 # make demo   convert the shipped sqlctx adapter, answer questions with it, validate every back end
 #             (make demo INPUT=test.jsonl.gz: your own rows with question and context)
-# make test   style check and tests
+# make test   style check and tests; those of the Swift package too where a Swift toolchain is to be had
+# make test-swift   the Swift package's tests, after providing a toolchain (scripts/swift_toolchain.sh)
+# make families  every model family on every back end against Hugging Face (table in docs/families.md)
 # make clean  remove what demo and test made (the virtual environment stays; `make distclean` removes it)
 # Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
@@ -10,14 +12,40 @@ INSTALLED := $(VENV)/.installed
 # MLX's own matrix products on Linux are slow; the runtime loads this library when it is there.
 OPENBLAS := $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3)
 
-.PHONY: demo test clean distclean install blas-hint
+.PHONY: demo test families test-swift run-test-swift clean distclean install blas-hint
 
 demo: $(INSTALLED) blas-hint
 	@$(BIN)/python -m ss_runtime.demo $(if $(INPUT),--input $(INPUT))
 
+# One thread per worker: two workers with two threads each get in each other's way on two cores.
 test: $(INSTALLED)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	@if scripts/swift_toolchain.sh find; then $(MAKE) --no-print-directory run-test-swift; else \
+	    echo "Swift tests not run: there is no Swift toolchain here (make test-swift provides one)"; fi
+
+test-swift: $(INSTALLED)
+	@scripts/swift_toolchain.sh provide
+	@$(MAKE) --no-print-directory run-test-swift
+
+# Warnings are errors on Linux; on a Mac the flag would also reach the packages that ours depends on.
+TINY := build/swift-tiny
+run-test-swift: $(INSTALLED) $(TINY)/answers.json
+	cd apps/swift && SS_PYTHON=$(CURDIR)/$(BIN)/python SS_TINY_BUNDLE=$(CURDIR)/$(TINY) SS_REPOSITORY=$(CURDIR) \
+	    OMP_NUM_THREADS=1 ../../scripts/swift_toolchain.sh run swift test \
+	    $(if $(filter Linux,$(shell uname -s)),-Xswiftc -warnings-as-errors)
+ifeq ($(shell uname -s),Linux)
+	@cd apps/swift && ../../scripts/swift_toolchain.sh run swiftc -frontend -parse \
+	    Sources/SpeculativeChat/*.swift Sources/SpeculativeStreamingTokenizers/*.swift
+	@echo "sources for Apple platforms only were parsed, not compiled"
+endif
+
+$(TINY)/answers.json: scripts/export_swift_traces.py convert/ss_convert/coreml/interface.py ss_device/bundle.py | $(INSTALLED)
+	@echo "converting a tiny random bundle for the Swift tests ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/export_swift_traces.py bundle --output $(TINY) >/dev/null
+
+families: $(INSTALLED)
+	@$(BIN)/python -m tests.families --markdown docs/families.md
 
 install: $(INSTALLED)
 
@@ -37,7 +65,7 @@ ifeq ($(shell uname -s)$(OPENBLAS),Linux)
 endif
 
 clean:
-	rm -rf build/sqlctx build/.sqlctx.* .pytest_cache .ruff_cache
+	rm -rf build/sqlctx build/.sqlctx.* build/swift-tiny apps/swift/.build .pytest_cache .ruff_cache
 	find ss_device convert runtime tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

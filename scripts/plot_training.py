@@ -6,6 +6,7 @@ python scripts/plot_training.py models/training_logs --output models/loss_curves
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+COLUMNS = 3
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -21,9 +24,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     files = sorted(arguments.logs.glob("*.jsonl"))
-    figure, axes = plt.subplots(1, len(files), figsize=(5 * len(files), 3.6), squeeze=False)
-    for axis, file in zip(axes[0], files, strict=True):
-        draw(axis, file)
+    rows = -(-len(files) // COLUMNS)
+    figure, axes = plt.subplots(rows, COLUMNS, figsize=(5 * COLUMNS, 3.6 * rows), squeeze=False)
+    for axis, file in itertools.zip_longest(axes.flat, files):
+        if file is None:
+            axis.axis("off")
+        else:
+            draw(axis, file)
     figure.tight_layout()
     figure.savefig(arguments.output, dpi=110)
 

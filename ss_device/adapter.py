@@ -13,6 +13,7 @@ from ss_device.architecture import Architecture
 from ss_device.base_model import BaseFolder, BaseIdentity, check_shapes
 from ss_device.config import SpeculativeConfig, parameter_count, tensor_shapes
 from ss_device.errors import UserError
+from ss_device.families import canonical_parts
 from ss_device.files import folder_in_one_go, read_json, read_tensors
 from ss_device.tree import ParentBias
 
@@ -48,6 +49,14 @@ class Adapter:
         return ParentBias(
             self.tensors["markov.u"].astype(np.float32), self.tensors["markov.v"].astype(np.float32)
         )
+
+    def lora_tensors(self) -> dict[str, np.ndarray]:
+        """The LoRA factors as `lora.<projection>.a` and `.b`, as a bundle stores them."""
+        return {
+            f"lora.{name}.{factor}": tensor
+            for name, pair in self.lora.items()
+            for factor, tensor in zip("ab", pair, strict=True)
+        }
 
     def check_base(self, base: BaseFolder) -> None:
         """Raise UserError unless the adapter was trained on this base and tokenizer."""
@@ -85,6 +94,7 @@ def write_speculative_files(adapter: Adapter, architecture: Architecture, folder
         "app": adapter.app,
         "config": adapter.config.to_dict(),
         "base": adapter.base.to_dict(),
+        "architecture": architecture.to_dict(),
         "prompt_template": adapter.prompt_template,
         "stop_strings": list(adapter.stop_strings),
         "max_tokens": adapter.max_tokens,
@@ -116,7 +126,7 @@ def load_adapter(folder: Path | str) -> Adapter:
             prompt_template=raw["prompt_template"],
             stop_strings=tuple(raw["stop_strings"]),
             max_tokens=raw["max_tokens"],
-            lora=_read_lora(folder, config),
+            lora=_read_lora(folder, config, _base_architecture(raw)),
             record=raw["record"],
             rank_statistics=raw["rank_statistics"],
         )
@@ -124,18 +134,27 @@ def load_adapter(folder: Path | str) -> Adapter:
         raise UserError(f"{folder / CONFIG_FILE}: missing or wrong entry ({error})") from error
 
 
-def _read_lora(folder: Path, config: SpeculativeConfig) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """PEFT's LoRA tensors by canonical projection name (Llama-style module names)."""
+def _base_architecture(raw: dict) -> Architecture | None:
+    return Architecture.from_dict(raw["architecture"]) if "architecture" in raw else None
+
+
+def _read_lora(
+    folder: Path, config: SpeculativeConfig, architecture: Architecture | None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """PEFT's LoRA tensors by canonical projection name.
+
+    architecture: the base's, None in folders written before it was recorded. LoRA of a fused matrix is
+    LoRA of each of its projections with the same `a`.
+    """
     if not config.lora_rank:
         return {}
-    from ss_device.families import canonical_name
-
     prefix, factors = "base_model.model.", {}
     for name, tensor in read_tensors(folder / "adapter_model.safetensors").items():
         module, _, factor = name.removeprefix(prefix).rpartition(".lora_")
-        canonical = canonical_name("llama", module + ".weight")
-        key = canonical.removesuffix(".weight")
-        factors.setdefault(key, {})[factor.removesuffix(".weight")] = tensor
+        for part in canonical_parts(architecture, module + ".weight"):
+            rows = slice(None) if factor.startswith("A") else slice(part.start, part.stop)
+            pair = factors.setdefault(part.name.removesuffix(".weight"), {})
+            pair[factor.removesuffix(".weight")] = tensor[rows]
     return {key: (pair["A"], pair["B"]) for key, pair in factors.items()}
 
 

@@ -8,12 +8,24 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from ss_device.conversation import Piece, TurnTemplate, read_messages
 from ss_device.errors import UserError
+from ss_device.json_lines import located
+
+KINDS = ("pair", "chat")
+METRICS = ("exact_match", "rouge", "none")
+OVER_REFERENCES = ("best", "mean")
 
 
 @dataclass(frozen=True)
 class Application:
-    """One application: prompt template, data set, metric and stop rules (`app.toml`)."""
+    """One application: prompt template, data set, metric and stop rules (`app.toml`).
+
+    kind `pair`: `template` makes the prompt, `completion` the text to generate. kind `chat`: rows are
+    conversations, `chat` says how they become text; every assistant turn is generated. columns: our
+    field → the hub data set's column. over_references: a prompt's score is its `best` reference's or
+    the `mean` over references. stop_strings end a text and are cut off it.
+    """
 
     name: str
     title: str
@@ -25,14 +37,54 @@ class Application:
     reference: str
     stop_strings: tuple[str, ...]
     max_tokens: int
+    kind: str = "pair"
+    split: str = "train"
+    hub_config: str = ""
+    over_references: str = "best"
+    chat: TurnTemplate | None = None
+
+    def pieces(self, row: dict) -> list[Piece]:
+        """The row's text in order, generated parts marked. Raises UserError naming row and field."""
+        try:
+            if self.kind == "chat":
+                return self.chat.pieces(read_messages(row))
+            return [Piece(self.prompt(row), False), Piece(self.completion_text(row), True)]
+        except UserError as error:
+            raise located(error, row) from error
 
     def prompt(self, row: dict) -> str:
-        """The prompt text of a data row. Raises UserError when the row lacks a field."""
+        """The prompt text of a data row. Raises UserError when the row lacks a field.
+
+        Of a conversation: the text before the last assistant turn.
+        """
+        if self.kind == "chat":
+            pieces = self.chat.pieces(read_messages(row))
+            last = max(i for i, piece in enumerate(pieces) if piece.generated)
+            return "".join(piece.text for piece in pieces[:last])
         return fill_template(self.template, row, self.name)
 
     def completion_text(self, row: dict) -> str:
-        """The target text of a data row."""
+        """The target text of a data row; of a conversation its last assistant turn."""
+        if self.kind == "chat":
+            return [p.text for p in self.chat.pieces(read_messages(row)) if p.generated][-1]
         return fill_template(self.completion, row, self.name)
+
+    def references(self, row: dict) -> list[str]:
+        """What a generated text is compared with: the list field `references`, or the one field.
+
+        Raises UserError naming the row and the field that is missing or has another type.
+        """
+        try:
+            if self.kind == "chat":
+                return [self.completion_text(row)]
+            many = row.get("references")
+            if many is not None:
+                if not isinstance(many, list) or not many or not all(isinstance(r, str) for r in many):
+                    raise UserError("field 'references' is not a list of texts with at least one")
+                return list(many)
+            return [fill_template("{" + self.reference + "}", row, self.name)]
+        except UserError as error:
+            raise located(error, row) from error
 
 
 def template_fields(template: str) -> list[str]:
@@ -42,13 +94,19 @@ def template_fields(template: str) -> list[str]:
 
 def fill_template(template: str, row: dict, application: str) -> str:
     """Fill `template` from `row`; a missing field is a UserError that names it and what is there."""
-    missing = [name for name in template_fields(template) if name not in row]
-    if missing:
-        raise UserError(
-            f"application '{application}': the row has no field '{missing[0]}' "
-            f"(expected {', '.join(template_fields(template))}; found {', '.join(row) or 'none'})"
-        )
-    return template.format_map({name: row[name] for name in template_fields(template)})
+    names = template_fields(template)
+    for name in names:
+        if name not in row:
+            raise UserError(
+                f"application '{application}': the row has no field '{name}' "
+                f"(expected {', '.join(names)}; found {', '.join(row) or 'none'})"
+            )
+        value = row[name]
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UserError(
+                f"application '{application}': field '{name}' is {type(value).__name__}, expected text"
+            )
+    return template.format_map({name: row[name] for name in names})
 
 
 def applications_folder() -> Path:
@@ -63,25 +121,65 @@ def applications_folder() -> Path:
 
 
 def load_application(name: str) -> Application:
-    """Read `apps/<name>/app.toml`. Raises UserError listing the known names when it is unknown."""
+    """Read `apps/<name>/app.toml`, or the folder or file `name` is the path of.
+
+    Raises UserError listing the known names when it is unknown, or naming the entry that is wrong.
+    """
+    path = _application_file(name)
+    try:
+        return _application(tomllib.loads(path.read_text(encoding="utf-8")))
+    except KeyError as error:
+        raise UserError(f"{path}: not a valid application description: {error} is missing") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, ValueError, UserError) as error:
+        raise UserError(f"{path}: not a valid application description ({error})") from error
+
+
+def _application_file(name: str) -> Path:
+    given = Path(name)
+    if given.suffix == ".toml" and given.is_file():
+        return given
+    if os.sep in name and (given / "app.toml").is_file():
+        return given / "app.toml"
     folder = applications_folder()
     path = folder / name / "app.toml"
     if not path.is_file():
         known = sorted(p.parent.name for p in folder.glob("*/app.toml"))
         raise UserError(f"unknown application '{name}' (found: {', '.join(known) or 'none'})")
-    try:
-        raw = tomllib.loads(path.read_text())
-        return Application(
-            name=raw["name"],
-            title=raw.get("title", raw["name"]),
-            template=raw["prompt"]["template"],
-            completion=raw["prompt"]["completion"],
-            hub=raw.get("data", {}).get("hub", ""),
-            columns=raw.get("data", {}).get("columns", {}),
-            metric=raw["metric"]["name"],
-            reference=raw["metric"]["reference"],
-            stop_strings=tuple(raw.get("stop", {}).get("strings", [])),
-            max_tokens=int(raw.get("stop", {}).get("max_tokens", 256)),
-        )
-    except (tomllib.TOMLDecodeError, KeyError) as error:
-        raise UserError(f"{path}: not a valid application description ({error})") from error
+    return path
+
+
+def _application(raw: dict) -> Application:
+    kind = _one_of(raw.get("kind", "pair"), KINDS, "kind")
+    data, metric, stop = raw.get("data", {}), raw.get("metric", {}), raw.get("stop", {})
+    chat = kind == "chat"
+    strings = stop.get("strings", [])
+    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
+        raise UserError("stop.strings is not a list of non-empty texts")
+    max_tokens = int(stop.get("max_tokens", 256))
+    if max_tokens < 1:
+        raise UserError(f"stop.max_tokens {max_tokens} must be at least 1")
+    return Application(
+        name=raw["name"],
+        title=raw.get("title", raw["name"]),
+        template="{prompt}" if chat else raw["prompt"]["template"],
+        completion="" if chat else raw["prompt"]["completion"],
+        hub=data.get("hub", ""),
+        columns=data.get("columns", {}),
+        metric=_one_of(metric.get("name", "none") if chat else metric["name"], METRICS, "metric.name"),
+        reference="" if chat else metric["reference"],
+        stop_strings=tuple(strings),
+        max_tokens=max_tokens,
+        kind=kind,
+        split=data.get("split", "train"),
+        hub_config=data.get("config", ""),
+        over_references=_one_of(
+            metric.get("over_references", "best"), OVER_REFERENCES, "metric.over_references"
+        ),
+        chat=TurnTemplate.from_dict(raw["chat"]) if chat else None,
+    )
+
+
+def _one_of(value: str, known: tuple[str, ...], entry: str) -> str:
+    if value not in known:
+        raise UserError(f"{entry} '{value}' is not one of {', '.join(known)}")
+    return value

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ss_device.architecture import Architecture
+from ss_device.checkpoint_weights import CheckpointWeights
 from ss_device.errors import UserError
-from ss_device.families import canonical_name, read_architecture
-from ss_device.files import read_json, read_tensors, sha256
+from ss_device.families import read_architecture
+from ss_device.files import read_json, sha256
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+INDEX_FILE = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -36,19 +39,16 @@ class BaseFolder:
     architecture: Architecture
     identity: BaseIdentity
 
+    def stored_weights(self) -> CheckpointWeights:
+        """Canonical name → array in the checkpoint's precision (bfloat16 as float32), read when asked for.
+
+        Names and shapes are checked now; nothing stays in memory.
+        """
+        return CheckpointWeights(weight_files(self.path), self.architecture, str(self.path))
+
     def weights(self) -> dict[str, np.ndarray]:
-        """Canonical name → array in the checkpoint's precision; names and shapes are checked."""
-        family = self.architecture.family
-        weights: dict[str, np.ndarray] = {}
-        for file in weight_files(self.path):
-            for name, array in read_tensors(file).items():
-                canonical = canonical_name(family, name)
-                if canonical == "head.weight" and self.architecture.tied_head:
-                    continue
-                if canonical is not None:
-                    weights[canonical] = array
-        check_shapes(weights, self.architecture.weight_shapes(), str(self.path))
-        return weights
+        """All of `stored_weights`, in memory."""
+        return dict(self.stored_weights())
 
 
 def open_base(path: Path | str) -> BaseFolder:
@@ -68,20 +68,33 @@ def open_base(path: Path | str) -> BaseFolder:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The folder's safetensors files, in name order. Pickled checkpoints are not read."""
-    files = sorted(path.glob("model*.safetensors"))
+    """The folder's safetensors files, in name order; those of the index where there is one.
+
+    Raises UserError for a missing shard. Pickled checkpoints are not read.
+    """
+    if (path / INDEX_FILE).is_file():
+        shards = read_json(path / INDEX_FILE).get("weight_map", {})
+        files = [path / name for name in sorted(set(shards.values()))]
+        for file in files:
+            if not file.is_file():
+                raise UserError(f"{file}: no such file (a shard of {INDEX_FILE})")
+    else:
+        files = sorted(path.glob("model*.safetensors"))
     if not files:
         raise UserError(f"{path}: no model*.safetensors in the base model folder")
     return files
 
 
-def check_shapes(tensors: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]], where: str) -> None:
+def check_shapes(
+    tensors: Mapping[str, np.ndarray], expected: dict[str, tuple[int, ...]], where: str
+) -> None:
     """Raise UserError unless names and shapes are exactly the expected ones."""
+    shape_of = getattr(tensors, "shape_of", None) or (lambda name: tensors[name].shape)
     for name, shape in expected.items():
         if name not in tensors:
             raise UserError(f"{where}: tensor '{name}' is missing")
-        if tensors[name].shape != shape:
-            raise UserError(f"{where}: tensor '{name}' has shape {tensors[name].shape}, expected {shape}")
+        if shape_of(name) != shape:
+            raise UserError(f"{where}: tensor '{name}' has shape {shape_of(name)}, expected {shape}")
     extra = sorted(set(tensors) - set(expected))
     if extra:
         raise UserError(f"{where}: unexpected tensor '{extra[0]}'")

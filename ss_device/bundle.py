@@ -13,11 +13,26 @@ from ss_device.architecture import Architecture
 from ss_device.base_model import BaseIdentity
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
-from ss_device.files import read_json, sha256
+from ss_device.files import read_json, read_tensors, sha256
 from ss_device.tree import ParentBias
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+PARENT_BIAS = ("markov.u", "markov.v")
+
+
+@dataclass(frozen=True)
+class PartLink:
+    """How a part of a divided model is fed: layers (first, behind the last); for `prefill` and `step`
+    input → its source.
+
+    A source is the name of an input of the whole function (what the host feeds) or of an output of the
+    part before.
+    """
+
+    layers: tuple[int, int]
+    prefill: dict[str, str]
+    step: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,14 @@ class CoreMLFunctions:
     package: path inside the bundle; prefill, step: function names; chunk: prompt tokens per prefill
     call; num_nodes N, num_kept K, context C in tokens; prune_over: `draft` or `vocabulary`, how
     early-exit scores are normalised (unused when K = N).
+
+    weights, embedding_weights: how base weights are stored (`fp16 int8 int4 lut4 lut6`); graph: the
+    other choices of the graph by option name; sampling: the step also returns `logits` [K, V]
+    and `stream_logits` of all kept nodes [K, γ, V];
+    parts: packages in the order in which they run, `package` being the first, () for one package;
+    chain: how each of them is fed, its functions having the same names in every part;
+    golden: traces of the reference with the weights as the package stores them, where they differ from
+    the base's.
     """
 
     package: str
@@ -37,11 +60,26 @@ class CoreMLFunctions:
     num_kept: int
     context: int
     prune_over: str = "draft"
+    weights: str = "fp16"
+    embedding_weights: str = "fp16"
+    sampling: bool = False
+    graph: dict = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+    chain: tuple[PartLink, ...] = ()
+    golden: str | None = None
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Paths of the packages inside the bundle, in the order in which they run."""
+        return self.parts or (self.package,)
 
 
 @dataclass(frozen=True)
 class BundledAdapter:
-    """One application of a bundle. tensor_file: `mlx/adapters/<app>.safetensors`."""
+    """One application of a bundle. tensor_file: `mlx/adapters/<app>.safetensors`.
+
+    parent_bias_file: where the factors of a parent bias are that adapters share; None: in tensor_file.
+    """
 
     app: str
     config: SpeculativeConfig
@@ -54,6 +92,7 @@ class BundledAdapter:
     rank_statistics: dict = field(default_factory=dict)
     coreml: CoreMLFunctions | None = None
     golden: str | None = None
+    parent_bias_file: str | None = None
 
     def prompt(self, row: dict) -> str:
         """Prompt text of a row: its `prompt` field as is, else the application's template filled."""
@@ -93,13 +132,25 @@ class Bundle:
         return known[name]
 
     def parent_bias(self, adapter: BundledAdapter) -> ParentBias | None:
-        """The adapter's bigram term in float32, None without one."""
-        if not adapter.config.markov_rank:
-            return None
-        from ss_device.files import read_tensors
+        """The adapter's bigram term in float32, None without one. UserError for a damaged file."""
+        tensors = self.parent_bias_tensors(adapter)
+        return ParentBias(*(t.astype(np.float32) for t in tensors.values())) if tensors else None
 
-        tensors = read_tensors(self.path / adapter.tensor_file)
-        return ParentBias(tensors["markov.u"].astype(np.float32), tensors["markov.v"].astype(np.float32))
+    def parent_bias_tensors(self, adapter: BundledAdapter) -> dict[str, np.ndarray]:
+        """`markov.u` and `markov.v` [V, rank] as stored, {} without a parent bias."""
+        if not adapter.config.markov_rank:
+            return {}
+        file = self.path / (adapter.parent_bias_file or adapter.tensor_file)
+        tensors, shape = (
+            read_tensors(file),
+            (self.manifest.architecture.vocab_size, adapter.config.markov_rank),
+        )
+        for name in PARENT_BIAS:
+            if name not in tensors or tensors[name].shape != shape:
+                raise UserError(
+                    f"{file}: the parent bias of '{adapter.app}' lacks '{name}' of shape {shape}"
+                )
+        return {name: tensors[name] for name in PARENT_BIAS}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -144,10 +195,16 @@ def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
 
 
 def _adapter(raw: dict) -> BundledAdapter:
-    coreml = CoreMLFunctions(**raw["coreml"]) if raw.get("coreml") else None
+    coreml = coreml_functions(raw["coreml"]) if raw.get("coreml") else None
     config = SpeculativeConfig.from_dict(raw["config"])
     stops = tuple(raw["stop_strings"])
     return BundledAdapter(**{**raw, "config": config, "coreml": coreml, "stop_strings": stops})
+
+
+def coreml_functions(raw: dict) -> CoreMLFunctions:
+    """CoreMLFunctions from their JSON form."""
+    chain = tuple(PartLink(**{**e, "layers": tuple(e["layers"])}) for e in raw.get("chain", ()))
+    return CoreMLFunctions(**{**raw, "parts": tuple(raw.get("parts", ())), "chain": chain})
 
 
 def _check_files(path: Path, files: dict[str, dict], verify: bool) -> None:

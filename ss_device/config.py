@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 
 from ss_device.architecture import Architecture
@@ -20,7 +21,11 @@ class SpeculativeConfig:
     num_streams γ; num_msa_layers N_s; stream_mlp: `adapter` puts the low-rank adapter in place of the
     feed-forward block for stream rows, `base` adds it to the block's output; stream_init_rank: f_η
     (0 = identity); markov_rank: parent bias; stream_lora_rank/alpha: LoRA on stream rows only;
-    lora_rank/alpha: LoRA of main and streams (shared mode, PEFT files).
+    lora_rank/alpha: LoRA of main and streams (shared mode, PEFT files); value_rotation: ε, radians per
+    stream by which stream values are turned in place of stream embeddings (v1 App. B, Eq. 7; the paper
+    bounds ε by π/2N, this project by a quarter turn over all streams); stream_top_keys: streams see only
+    as many main keys as this, those their position attends to most (v2 H.1; 0 = all); markov_shared: the
+    parent bias was trained once for the base and is the same in all adapters that say so.
     """
 
     mode: str = "lossless"
@@ -37,6 +42,9 @@ class SpeculativeConfig:
     markov_rank: int = 0
     lora_rank: int = 0
     lora_alpha: float = 0.0
+    value_rotation: float = 0.0
+    stream_top_keys: int = 0
+    markov_shared: bool = False
 
     def __post_init__(self) -> None:
         _expect(self.mode in MODES, f"mode '{self.mode}' is not one of {', '.join(MODES)}")
@@ -58,6 +66,7 @@ class SpeculativeConfig:
             self.mode == "shared" or self.lora_rank == 0,
             "lora_rank needs mode 'shared': a lossless base stays untouched",
         )
+        _expect(self.markov_rank > 0 or not self.markov_shared, "markov_shared needs a markov_rank above 0")
         for name in (
             "stream_adapter_rank",
             "stream_init_rank",
@@ -65,8 +74,14 @@ class SpeculativeConfig:
             "pruning_rank",
             "markov_rank",
             "lora_rank",
+            "value_rotation",
+            "stream_top_keys",
         ):
             _expect(getattr(self, name) >= 0, f"{name} must not be negative")
+        _expect(
+            self.value_rotation * self.num_streams <= math.pi / 2,
+            f"value_rotation {self.value_rotation} turns stream {self.num_streams} by more than π/2",
+        )
 
     def check(self, architecture: Architecture) -> None:
         """Raise UserError when the settings do not fit a base model."""
@@ -74,6 +89,11 @@ class SpeculativeConfig:
             self.num_msa_layers <= architecture.num_layers,
             f"num_msa_layers {self.num_msa_layers} exceeds the base model's "
             f"{architecture.num_layers} layers",
+        )
+        _expect(
+            self.num_streams < architecture.max_positions,
+            f"num_streams {self.num_streams} must be below the base model's context of "
+            f"{architecture.max_positions}",
         )
 
     @property
@@ -88,6 +108,15 @@ class SpeculativeConfig:
         """Inverse of `to_dict`; an unknown key is a UserError (a newer format, or a typo)."""
         unknown = sorted(set(raw) - {f.name for f in fields(SpeculativeConfig)})
         _expect(not unknown, f"speculative config: unknown setting '{(unknown or [''])[0]}'")
+        for field in fields(SpeculativeConfig):
+            value, kind = raw.get(field.name, field.default), type(field.default)
+            if kind not in (bool, int, float, str):
+                continue
+            allowed = (int, float) if kind is float else (kind,)
+            _expect(
+                type(value) in allowed,
+                f"speculative config: {field.name} {value!r} is not of type {kind.__name__}",
+            )
         return SpeculativeConfig(**raw)
 
 
@@ -119,18 +148,20 @@ def parameter_count(config: SpeculativeConfig, architecture: Architecture) -> di
     """Parameters an adapter adds to its base, by part.
 
     With shared mode's defaults the speculative parts are γ·h + 2·8·h = 20·h (METHOD: Modes); LoRA is
-    counted apart because plain fine-tuning needs it too.
+    counted apart because plain fine-tuning needs it too, and so is a parent bias that adapters share.
     """
     h, layers = architecture.hidden_size, config.num_msa_layers
     sizes = {n: sum(s) for n, s in architecture.projection_shapes().items()}
+    bias = 2 * config.markov_rank * architecture.vocab_size
     return {
-        "stream_embeddings": config.num_streams * h,
+        "stream_embeddings": 0 if config.value_rotation else config.num_streams * h,
         "stream_init": 2 * config.stream_init_rank * h,
         "stream_adapters": layers * 2 * config.stream_adapter_rank * h,
-        "stream_lora": layers * config.stream_lora_rank * sum(sizes[t] for t in LORA_TARGETS),
+        "stream_lora": layers * config.stream_lora_rank * sum(sizes.values()),
         "pruning_head": 2 * config.pruning_rank * h,
-        "parent_bias": 2 * config.markov_rank * architecture.vocab_size,
-        "lora": architecture.num_layers * config.lora_rank * sum(sizes[t] for t in LORA_TARGETS),
+        "parent_bias": 0 if config.markov_shared else bias,
+        "shared_parent_bias": bias if config.markov_shared else 0,
+        "lora": architecture.num_layers * config.lora_rank * sum(sizes.values()),
     }
 
 
@@ -140,7 +171,9 @@ def tensor_shapes(config: SpeculativeConfig, architecture: Architecture) -> dict
     LoRA factors: `a` [rank, in], `b` [out, rank]; layers count from the first MSA layer.
     """
     h, v = architecture.hidden_size, architecture.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (config.num_streams, h)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    if not config.value_rotation:
+        shapes["stream_embeddings"] = (config.num_streams, h)
     if rank := config.stream_init_rank:
         shapes |= {"stream_init.down": (rank, h), "stream_init.up": (h, rank)}
     for layer in range(config.num_msa_layers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,17 +10,23 @@ import numpy as np
 
 from ss_device.acceptance import walk
 from ss_device.errors import UserError
+from ss_device.prompt_lookup import CopyHistory, PromptLookup, lookup_tree
+from ss_device.sampling import Chooser
 from ss_device.tree import DraftTree, ParentBias, best_first_tree, k_ary_tree, root_only
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What a step model takes: nodes per step N, nodes kept K, streams γ, context C in tokens."""
+    """What a step model takes: nodes per step N, nodes kept K, streams γ, context C in tokens.
+
+    greedy_only: tokens are chosen inside the graph, by argmax, and no logits come out.
+    """
 
     num_nodes: int
     num_kept: int
     num_streams: int
     context: int
+    greedy_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,15 +53,23 @@ class Verified:
     logits: np.ndarray | None = None
 
 
+# Choices made outside the model: kept node ids [K'] and their logits [K', V] → the token at each, −1 at
+# nodes that the walk does not reach.
+Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
 class StepModel(Protocol):
-    """The one contract of every back end (ARCHITECTURE.md). Single sequence, one step in flight."""
+    """The one contract of every back end (ARCHITECTURE.md). Single sequence, one step in flight.
+
+    `choose` replaces the argmax of the logits; a back end whose limits say `greedy_only` does not take it.
+    """
 
     limits: StepLimits
 
-    def prefill(self, tokens: Sequence[int]) -> Proposal:
+    def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
         """Forget everything, take the prompt's tokens, return the first root and draft."""
 
-    def step(self, tree: DraftTree) -> Verified:
+    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
         """Verify a tree of at most `limits.num_nodes` nodes. Changes nothing until `commit`."""
 
     def commit(self, path: Sequence[int]) -> None:
@@ -67,27 +81,55 @@ class Drafter:
     """How a tree is grown from stream logits. `num_nodes` 1 is plain decoding.
 
     shape: `best-first`, `chain` (1 + depth nodes, each the best child) or `k-ary` (the papers').
+    max_streams: draft with the first γ' streams only (METHOD: Invariants, 6).
+    lookup: copies from prompt and output compete for the nodes (not in a k-ary tree); use_streams False
+    leaves the nodes to the copies alone.
     """
 
     num_nodes: int
     shape: str = "best-first"
     top_k: int = 3
     parent_bias: ParentBias | None = None
+    max_streams: int | None = None
+    lookup: PromptLookup | None = None
+    use_streams: bool = True
 
     def __post_init__(self) -> None:
         if self.shape not in ("best-first", "chain", "k-ary"):
             raise UserError(f"tree shape '{self.shape}' is not best-first, chain or k-ary")
         if self.num_nodes < 1:
             raise UserError(f"a tree needs at least 1 node, not {self.num_nodes}")
+        if self.lookup and self.shape == "k-ary":
+            raise UserError("prompt lookup needs a best-first tree or a chain, not a k-ary tree")
+        if not self.use_streams and not self.lookup:
+            raise UserError("a drafter without streams needs prompt lookup")
 
-    def grow(self, proposal: Proposal, stop_ids: frozenset[int], max_depth: int) -> DraftTree:
-        """The draft tree below `proposal.root`, at most `max_depth` deep, nothing below stop ids."""
-        root, logits = proposal.root, proposal.stream_logits
+    def start(self, prompt: Sequence[int]) -> CopyHistory | None:
+        """The history of one generation, which the loop extends; None where none is needed."""
+        return CopyHistory(self.lookup, prompt) if self.lookup and self.num_nodes > 1 else None
+
+    def grow(
+        self,
+        proposal: Proposal,
+        stop_ids: frozenset[int],
+        max_depth: int,
+        history: CopyHistory | None = None,
+    ) -> DraftTree:
+        """The draft tree below `proposal.root`, at most `max_depth` deep, nothing below stop ids.
+
+        history: the generation's text up to the root, from `start`.
+        """
+        root, logits = proposal.root, proposal.stream_logits[: self.max_streams]
         if self.num_nodes == 1 or max_depth <= 0:
             return root_only(root)
         if self.shape == "k-ary":
             return k_ary_tree(root, logits, self.top_k, self.num_nodes, stop_ids, max_depth)
         children = 1 if self.shape == "chain" else 64
+        if history is not None:
+            logits = logits if self.use_streams else logits[:0]
+            return lookup_tree(
+                root, logits, self.num_nodes, history, self.parent_bias, stop_ids, max_depth, children
+            )
         return best_first_tree(
             root, logits, self.num_nodes, self.parent_bias, stop_ids, max_depth, children
         )
@@ -115,23 +157,30 @@ def decode(
     prompt: Sequence[int],
     max_tokens: int,
     stop_ids: frozenset[int] = frozenset(),
+    chooser: Chooser | None = None,
 ) -> Iterator[Step]:
-    """Generate greedily from `prompt` (token ids), yielding one Step per model call.
+    """Generate from `prompt` (token ids), yielding one Step per model call; greedily without a chooser.
 
     The text ends with a stop id (included), after `max_tokens`, or when the context is full. Raises
-    UserError for a prompt that leaves no room or a drafter larger than the model's step.
+    UserError for a prompt that leaves no room, a drafter larger than the model's step, or a chooser
+    where the back end gives no logits.
     """
     limits = model.limits
-    check_request(limits, drafter.num_nodes, len(prompt), max_tokens)
+    check_request(limits, drafter.num_nodes, len(prompt), max_tokens, chooser)
     # The cache holds every token but the newest one, so context - len(prompt) + 1 can be generated.
     budget = min(max_tokens, limits.context - len(prompt) + 1)
-    proposal = model.prefill(prompt)
+    history = drafter.start(prompt)
+    text = [int(token) for token in prompt]
+    proposal = _prefill(model, text, chooser)
     emitted, reason = _trim([proposal.root], budget, stop_ids)
     yield Step(tokens=emitted, num_drafted=0, finish_reason=reason)
     left = budget - len(emitted)
     while reason is None:
-        tree = drafter.grow(proposal, stop_ids, left - 1)
-        verified = model.step(tree)
+        text.extend(emitted)
+        if history is not None:
+            history.extend(emitted)
+        tree = drafter.grow(proposal, stop_ids, left - 1, history)
+        verified = _step(model, tree, text, chooser)
         path = walk(tree, verified.kept, verified.chosen)
         if path[-1] != verified.accepted:
             raise RuntimeError(f"the model accepted node {verified.accepted}, the walk {path[-1]}")
@@ -151,8 +200,43 @@ def decode(
         proposal = Proposal(correction, verified.stream_logits)
 
 
-def check_request(limits: StepLimits, num_nodes: int, prompt_length: int, max_tokens: int) -> None:
+def _prefill(model: StepModel, prompt: list[int], chooser: Chooser | None) -> Proposal:
+    if chooser is None:
+        return model.prefill(prompt)
+    return model.prefill(prompt, lambda kept, logits: np.array([chooser(logits[0], prompt, ())], np.int32))
+
+
+def _step(model: StepModel, tree: DraftTree, text: list[int], chooser: Chooser | None) -> Verified:
+    """One step; with a chooser the walk asks it at the nodes that it reaches. text ends with the root."""
+    if chooser is None:
+        return model.step(tree)
+
+    def choose(kept: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        chosen = np.full(len(kept), -1, np.int32)
+        node, path = 0, []
+        while True:
+            row = int(np.searchsorted(kept, node))
+            children = [c for c in tree.children(node) if c in kept]
+            chosen[row] = chooser(logits[row], text + path, [int(tree.tokens[c]) for c in children])
+            following = [c for c in children if tree.tokens[c] == chosen[row]]
+            if not following:
+                return chosen
+            node = following[0]
+            path.append(int(tree.tokens[node]))
+
+    return model.step(tree, choose)
+
+
+def check_request(
+    limits: StepLimits,
+    num_nodes: int,
+    prompt_length: int,
+    max_tokens: int,
+    chooser: Chooser | None = None,
+) -> None:
     """Raise UserError when a request does not fit the model's limits."""
+    if chooser is not None and limits.greedy_only:
+        raise UserError("this back end chooses greedily inside its graph: no sampling and no penalties")
     if num_nodes > limits.num_nodes:
         raise UserError(f"{num_nodes} nodes asked for, this model takes at most {limits.num_nodes}")
     if prompt_length < 1:

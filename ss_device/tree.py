@@ -111,49 +111,80 @@ def best_first_tree(
     bias is applied over the whole vocabulary before that cut).
     """
     depth_limit = len(stream_logits) if max_depth is None else min(max_depth, len(stream_logits))
-    ranked = _ranked_children(stream_logits, parent_bias, min(max_children, num_nodes))
-    tokens, parents, depths = [root], [-1], [0]
+    children = StreamChildren(stream_logits, parent_bias, min(max_children, num_nodes))
+    return grow_best_first(root, num_nodes, children, stop_ids, depth_limit)
+
+
+def grow_best_first(
+    root: int,
+    num_nodes: int,
+    ranked: Callable[[tuple[int, ...]], tuple[np.ndarray, np.ndarray]],
+    stop_ids: frozenset[int],
+    depth_limit: int,
+) -> DraftTree:
+    """Best-first search over any distribution of children.
+
+    ranked: path of tokens (root first) → child ids and their log-probabilities, best first. Nodes are
+    popped in order of path probability, equal ones in the order in which they were found.
+    """
+    paths, parents = [(root,)], [-1]
     frontier: list[tuple[float, int, int, int]] = []  # -log p, creation order, parent, child rank
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     created = 0
 
     def push(parent: int, rank: int, base: float) -> None:
         nonlocal created
-        _, log_probs = ranked(depths[parent], tokens[parent])
+        _, log_probs = found[parent]
         if rank < len(log_probs):
             heapq.heappush(frontier, (base - float(log_probs[rank]), created, parent, rank))
             created += 1
 
-    if num_nodes > 1 and depth_limit > 0 and root not in stop_ids:
-        push(0, 0, 0.0)
-    while frontier and len(tokens) < num_nodes:
+    def open_node(node: int, cost: float) -> None:
+        closed = len(paths[node]) > depth_limit or paths[node][-1] in stop_ids
+        found.append(((), ()) if closed else ranked(paths[node]))
+        push(node, 0, cost)
+
+    if num_nodes > 1:
+        open_node(0, 0.0)
+    while frontier and len(paths) < num_nodes:
         cost, _, parent, rank = heapq.heappop(frontier)
-        ids, log_probs = ranked(depths[parent], tokens[parent])
-        node = len(tokens)
-        tokens.append(int(ids[rank]))
+        ids, log_probs = found[parent]
+        paths.append((*paths[parent], int(ids[rank])))
         parents.append(parent)
-        depths.append(depths[parent] + 1)
         push(parent, rank + 1, cost + float(log_probs[rank]))
-        if depths[node] < depth_limit and tokens[node] not in stop_ids:
-            push(node, 0, cost)
-    return tree_from_parents(tokens, parents)
+        open_node(len(paths) - 1, cost)
+    return tree_from_parents([path[-1] for path in paths], parents)
 
 
-def _ranked_children(
-    stream_logits: np.ndarray, parent_bias: ParentBias | None, count: int
-) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
-    """A cached function (depth of parent, parent token) → (child ids, log-probabilities), best first."""
-    cache: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+class StreamChildren:
+    """Children by the streams: path of tokens (root first) → the best ids and log-probabilities.
 
-    def ranked(depth: int, token: int) -> tuple[np.ndarray, np.ndarray]:
-        key = (depth, token if parent_bias else -1)
-        if key not in cache:
-            logits = stream_logits[depth].astype(np.float32)
-            if parent_bias is not None:
-                logits = logits + parent_bias(token)
-            cache[key] = _best(log_softmax(logits), count)
-        return cache[key]
+    stream_logits: [γ, V]; row g-1 at depth g, plus the parent's bias. `count` ids per node.
+    """
 
-    return ranked
+    def __init__(self, stream_logits: np.ndarray, parent_bias: ParentBias | None, count: int) -> None:
+        self._logits, self._bias, self._count = stream_logits, parent_bias, count
+        self._log_probs: dict[tuple[int, int], np.ndarray] = {}
+        self._ranked: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def __call__(self, path: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        key = self._key(path)
+        if key not in self._ranked:
+            self._ranked[key] = _best(self.log_probs(path), self._count)
+        return self._ranked[key]
+
+    def log_probs(self, path: tuple[int, ...]) -> np.ndarray:
+        """Log-probabilities of all children, float32 [V]."""
+        key = self._key(path)
+        if key not in self._log_probs:
+            logits = self._logits[key[0]].astype(np.float32)
+            if self._bias is not None:
+                logits = logits + self._bias(path[-1])
+            self._log_probs[key] = log_softmax(logits)
+        return self._log_probs[key]
+
+    def _key(self, path: tuple[int, ...]) -> tuple[int, int]:
+        return len(path) - 1, path[-1] if self._bias else -1
 
 
 def _best(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

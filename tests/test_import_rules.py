@@ -92,7 +92,10 @@ def loaded_after(code: str) -> set[str]:
     return set(result.stdout.split())
 
 
-CORE = "adapter application architecture bundle config decoding files json_lines trace tree command_line"
+CORE = (
+    "adapter application architecture bundle config conversation decoding files json_lines trace tree "
+    "prompt_lookup sampling command_line"
+)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +110,8 @@ CORE = "adapter application architecture bundle config decoding files json_lines
         ("import ss_convert.command", TORCH | {"mlx", "coremltools"}),
         ("import ss_runtime.loading, ss_runtime.generation", TORCH | {"coremltools", "ss_convert"}),
         ("import ss_runtime.generate_command", TORCH | {"mlx", "coremltools", "ss_convert"}),
+        ("import ss_runtime.bench_command", TORCH | {"mlx", "coremltools", "ss_convert"}),
+        ("import ss_runtime.serve_command", TORCH | {"mlx", "coremltools", "ss_convert", "starlette"}),
         ("import ss_runtime.validate_command", TORCH | {"mlx", "coremltools", "ss_convert"}),
     ],
 )

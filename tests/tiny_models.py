@@ -8,8 +8,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ss_device.adapter import Adapter
+from ss_device.architecture import Architecture, block_of
 from ss_device.base_model import BaseFolder, open_base
 from ss_device.config import LORA_TARGETS, SpeculativeConfig, tensor_shapes
+from ss_device.families import fused_projections, names_of
 
 VOCAB = 300
 
@@ -66,15 +68,7 @@ def random_adapter(
     for name, shape in tensor_shapes(config, base.architecture).items():
         scale = 0.5 if name == "stream_embeddings" else 1.0 / np.sqrt(shape[-1])
         tensors[name] = _half(rng.normal(0, scale, shape))
-    lora = {}
-    if config.lora_rank:
-        for layer in range(base.architecture.num_layers):
-            for target, (outputs, inputs) in base.architecture.projection_shapes().items():
-                assert target in LORA_TARGETS
-                block = "attn" if target in "qkvo" else "mlp"
-                a = _half(rng.normal(0, inputs**-0.5, (config.lora_rank, inputs)))
-                b = _half(rng.normal(0, 0.2 * config.lora_rank**-0.5, (outputs, config.lora_rank)))
-                lora[f"layers.{layer}.{block}.{target}"] = (a, b)
+    lora = random_lora(base.architecture, config, rng) if config.lora_rank else {}
     return Adapter(
         app=app,
         config=config,
@@ -84,6 +78,22 @@ def random_adapter(
         max_tokens=24,
         lora=lora,
     )
+
+
+def random_lora(architecture: Architecture, config: SpeculativeConfig, rng: np.random.Generator) -> dict:
+    """LoRA of every projection; those that the base stores as one matrix share their factor a."""
+    lora, shapes = {}, architecture.projection_shapes()
+    for layer in range(architecture.num_layers):
+        for module in names_of(architecture).projections():
+            targets = fused_projections(module)
+            inputs = shapes[targets[0]][1]
+            a = _half(rng.normal(0, inputs**-0.5, (config.lora_rank, inputs)))
+            for target in targets:
+                assert target in LORA_TARGETS
+                spread = 0.2 * config.lora_rank**-0.5
+                b = _half(rng.normal(0, spread, (shapes[target][0], config.lora_rank)))
+                lora[f"layers.{layer}.{block_of(target)}.{target}"] = (a, b)
+    return lora
 
 
 def _half(array: np.ndarray) -> np.ndarray:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from dataclasses import fields
 from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.table import Table
 
-from ss_convert.conversion import NUM_STAGES, Outcome, convert, existing_bundle
+from ss_convert import sizes_command
+from ss_convert.audit import command as audit
+from ss_convert.conversion import Outcome, convert, existing_bundle, num_stages
+from ss_convert.coreml.options import CHOICES, PRESETS, PRUNE_OVER, WEIGHTS
+from ss_convert.form import Form
 from ss_convert.planning import TARGETS, Plan, Request, plan_conversion
 from ss_device.bundle import Bundle
 from ss_device.command_line import (
@@ -21,11 +27,14 @@ from ss_device.command_line import (
     size_text,
 )
 
-PRUNE_OVER = ("draft", "vocabulary")
-
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `ss-convert`; returns the exit code."""
+    """Entry point of `ss-convert` and its sub-commands `audit` and `sizes`; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["audit"]:
+        return run_command(audit.parser(), audit.audit_command, argv[1:])
+    if argv[:1] == ["sizes"]:
+        return run_command(sizes_command.parser(), sizes_command.sizes_command, argv[1:])
     return run_command(_parser(), convert_command, argv)
 
 
@@ -33,15 +42,17 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         prog="ss-convert",
         description="Convert a base model and an adapter to one bundle: MLX weights, a Core ML package "
-        "and the reference's golden traces.",
+        "and the reference's golden traces. 'ss-convert audit BUNDLE' examines one, 'ss-convert sizes' "
+        "compares what packages weigh.",
         example="ss-convert --adapter sqlctx",
     )
     add = parser.add_argument
     add(
         "--adapter",
         required=True,
+        action="append",
         metavar="NAME|PATH",
-        help="adapter folder, or its name under models/adapters",
+        help="adapter folder, or its name under models/adapters; may be repeated",
     )
     add(
         "--base",
@@ -55,18 +66,13 @@ def _parser() -> CommandParser:
         metavar="DIR",
         help="folder with base/ and adapters/ (default: $SS_MODELS or models)",
     )
-    add("--output", type=Path, metavar="DIR", help="bundle folder (default: build/<app>)")
-    add("--target", choices=(*TARGETS, "both"), default="both")
-    add("--nodes", type=positive, default=32, metavar="N", help="tree nodes per step (default 32)")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--output", type=Path, metavar="DIR", help="bundle folder (default: build/<app>)")
+    place.add_argument("--into", type=Path, metavar="BUNDLE", help="add the adapters to an existing bundle")
+    add("--target", choices=(*TARGETS, "both"), help="default both; with --into the bundle's")
     add("--keep", type=positive, metavar="K", help="nodes left after early-exit pruning (default: all)")
-    add("--context", type=positive, metavar="N", help="tokens the Core ML cache holds (default 512)")
-    add("--chunk", type=positive, metavar="N", help="prompt tokens per Core ML prefill call (default 64)")
-    add(
-        "--prune-over",
-        choices=PRUNE_OVER,
-        default="draft",
-        help="what early-exit scores are normalised over",
-    )
+    add("--prune-over", choices=PRUNE_OVER, help="what early-exit scores are normalised over")
+    _add_form(parser.add_argument_group("Core ML package (with --into: as it is in the bundle)"))
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument(
         "--golden-prompts",
@@ -80,32 +86,101 @@ def _parser() -> CommandParser:
     return parser
 
 
+def _add_form(group) -> None:
+    """Options of `Form`."""
+    add = group.add_argument
+    add("--nodes", type=positive, dest="num_nodes", metavar="N", help="tree nodes per step (default 32)")
+    add("--context", type=positive, metavar="N", help="tokens the cache holds (default 512)")
+    add(
+        "--prefill",
+        "--chunk",
+        type=positive,
+        dest="chunk",
+        metavar="N",
+        help="prompt tokens per prefill call (default 64)",
+    )
+    add("--preset", choices=sorted(PRESETS), help="the form for an engine; the choices below override it")
+    add("--layout", choices=CHOICES["layout"], help="products as linear or as 1×1 convolution")
+    add("--attention", choices=CHOICES["attention"], help="products and softmax, or the fused operation")
+    add(
+        "--head-split",
+        type=_count,
+        metavar="V",
+        help="most outputs of a product of the head (0: all)",
+    )
+    add("--commit", choices=CHOICES["commit"], help="how accepted rows are moved to their slots")
+    add(
+        "--pad-state",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="round the state's last dimension up to a multiple of 32",
+    )
+    add(
+        "--prune-in-graph",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="early-exit pruning to --keep nodes inside the step",
+    )
+    add(
+        "--parts",
+        type=_parts,
+        metavar="N|auto",
+        help="packages that the layers are divided into; auto: files under 1 GB (default 1)",
+    )
+    add("--weights", choices=WEIGHTS, help="how the base's projections are stored (default fp16)")
+    add(
+        "--embedding-weights",
+        choices=WEIGHTS,
+        help="how embedding and head are stored (default: fp16 with fp16, else int8)",
+    )
+    add(
+        "--sampling",
+        action="store_true",
+        default=None,
+        help="the step returns the logits of all kept nodes and their streams, for sampling on the host",
+    )
+
+
+def _count(text: str) -> int:
+    """argparse type: 0 or more."""
+    return 0 if text.strip() == "0" else positive(text)
+
+
+def _parts(text: str) -> int | str:
+    """argparse type: 1 or more, or `auto`."""
+    return "auto" if text.strip() == "auto" else positive(text)
+
+
 def convert_command(arguments: argparse.Namespace) -> None:
     """Body of the command."""
-    plan = plan_conversion(
-        Request(
-            adapter=arguments.adapter,
-            base=arguments.base,
-            models=arguments.models,
-            output=arguments.output,
-            targets=TARGETS if arguments.target == "both" else (arguments.target,),
-            num_nodes=arguments.nodes,
-            num_kept=arguments.keep,
-            context=arguments.context,
-            chunk=arguments.chunk,
-            prune_over=arguments.prune_over,
-            golden_prompts=arguments.golden_prompts,
-            golden=not arguments.no_golden,
-        )
-    )
+    plan = plan_conversion(_request(arguments))
     outcome = None if arguments.force else _up_to_date(plan)
     if outcome is None:
-        with progress(NUM_STAGES, "read") as advance:
+        with progress(num_stages(plan), "read") as advance:
             outcome = convert(plan, advance)
     if arguments.json:
         print_json(summary(plan, outcome))
     else:
         print_summary(plan, outcome)
+
+
+def _request(arguments: argparse.Namespace) -> Request:
+    target = arguments.target
+    return Request(
+        adapters=tuple(arguments.adapter),
+        base=arguments.base,
+        models=arguments.models,
+        output=arguments.output,
+        into=arguments.into,
+        targets=None if target is None else TARGETS if target == "both" else (target,),
+        num_kept=arguments.keep,
+        prune_over=arguments.prune_over,
+        preset=arguments.preset,
+        prune_in_graph=arguments.prune_in_graph,
+        form=Form(**{f.name: getattr(arguments, f.name, None) for f in fields(Form)}),
+        golden_prompts=arguments.golden_prompts,
+        golden=not arguments.no_golden,
+    )
 
 
 def _up_to_date(plan: Plan) -> Outcome | None:
@@ -131,13 +206,20 @@ def parts_of(bundle: Bundle) -> dict[str, int]:
 
 def summary(plan: Plan, outcome: Outcome) -> dict:
     """What was converted, as JSON: files in bytes, parameters by part, seconds by stage."""
-    adapter = outcome.bundle.adapter(plan.adapter.app)
+    names = [planned.app for planned in plan.adapters]
+    entries = {name: outcome.bundle.adapter(name) for name in names}
     return {
         "bundle": str(plan.output),
-        "adapter": plan.adapter.app,
+        "adapters": sorted(outcome.bundle.manifest.adapters),
+        "converted": names,
         "base": plan.base.identity.name,
+        "form": plan.form.to_dict(),
         "bytes": parts_of(outcome.bundle),
-        "parameters": {"base": plan.base.architecture.num_parameters(), **adapter.parameters},
+        "package_bytes": outcome.bundle.manifest.made.get("package_bytes", {}),
+        "parameters": {
+            "base": plan.base.architecture.num_parameters(),
+            **{name: entry.parameters for name, entry in entries.items()},
+        },
         "seconds": outcome.seconds,
         "reused": list(outcome.reused),
         "notes": list(outcome.notes),
@@ -153,9 +235,11 @@ def print_summary(plan: Plan, outcome: Outcome) -> None:
     for name, count in facts["bytes"].items():
         table.add_row(name, size_text(count))
     table.add_section()
-    for name, count in facts["parameters"].items():
-        if count:
-            table.add_row(f"parameters: {name.replace('_', ' ')}", f"{count:,}")
+    table.add_row("parameters: base", f"{facts['parameters']['base']:,}")
+    for app in facts["converted"]:
+        for name, count in facts["parameters"][app].items():
+            if count:
+                table.add_row(f"parameters: {app} {name.replace('_', ' ')}", f"{count:,}")
     table.add_section()
     for name, seconds in facts["seconds"].items():
         table.add_row(f"time: {name}", f"{seconds:.1f} s")

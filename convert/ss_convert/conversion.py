@@ -1,7 +1,8 @@
 """From base and adapter folders to a bundle: resumable stages in a folder beside the target.
 
-Stages: mlx → coreml → golden → check → manifest, then one rename. A killed conversion leaves the
-earlier bundle as it was; the next run with the same inputs reuses the stages that were finished.
+Stages: mlx → coreml (functions of each adapter, then one package) → golden → check → manifest, then one
+rename. A killed conversion leaves the earlier bundle as it was; the next run with the same inputs reuses
+the stages that were finished.
 """
 
 from __future__ import annotations
@@ -9,28 +10,30 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ss_convert import golden
-from ss_convert.check import check_bundle, is_exact_in_half
-from ss_convert.planning import Plan, library_versions
+from ss_convert import coreml_stage, golden_stage
+from ss_convert.check import check_adapter, check_base, is_exact_in_half
+from ss_convert.disk import one_line_when_full
+from ss_convert.mlx.weights import parent_bias_file, write_adapter, write_base, write_parent_bias
+from ss_convert.planning import BASE_FILE, Plan, PlannedAdapter, library_versions
 from ss_convert.stages import Stages
-from ss_device.base_model import TOKENIZER_FILES, BaseFolder
+from ss_convert.weight_source import WeightSource
+from ss_device.base_model import TOKENIZER_FILES
 from ss_device.bundle import (
+    MANIFEST,
     Bundle,
     BundledAdapter,
-    CoreMLFunctions,
     Manifest,
+    coreml_functions,
     open_bundle,
     write_manifest,
 )
 from ss_device.config import parameter_count
 from ss_device.errors import UserError
 from ss_device.files import folder_in_one_go
-from ss_device.trace import save_traces
 
-NUM_STAGES = 5
 Report = Callable[[str], None]
 
 
@@ -42,6 +45,12 @@ class Outcome:
     seconds: dict[str, float]
     reused: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+def num_stages(plan: Plan) -> int:
+    """How many stages `convert` reports."""
+    per_adapter = 2 if "coreml" in plan.targets else 1
+    return 5 + per_adapter * len(plan.adapters)
 
 
 def existing_bundle(plan: Plan) -> Bundle | None:
@@ -59,55 +68,83 @@ def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
     Raises UserError for bad input; whatever fails, an earlier bundle at the target stays.
     """
     plan.output.parent.mkdir(parents=True, exist_ok=True)
-    with folder_in_one_go(plan.output, keep_partial=True) as folder:
+    with one_line_when_full(plan.output), folder_in_one_go(plan.output, keep_partial=True) as folder:
         stages = Stages(folder, plan.inputs, report)
-        weights = _Weights(plan.base)
+        weights = WeightSource(plan.base)
         manifest = _manifest(plan, _write_files(plan, stages, folder, weights))
         stages.run("check", lambda: _check(Bundle(folder, manifest), plan, weights))
         report("manifest")
         stages.forget()
+        coreml_stage.remove_functions(folder)
         _make_readable(folder)
         write_manifest(folder, manifest)
     return Outcome(open_bundle(plan.output), stages.seconds, tuple(stages.reused), tuple(stages.notes))
 
 
-def _write_files(plan: Plan, stages: Stages, folder: Path, weights: _Weights) -> dict[str, dict]:
+def _write_files(plan: Plan, stages: Stages, folder: Path, weights: WeightSource) -> dict[str, dict]:
     """Run the stages that write files; their results by name."""
     results = {"mlx": stages.run("mlx", lambda: _write_mlx(plan, folder, weights), "mlx")}
     if "coreml" in plan.targets:
-        results["coreml"] = stages.run("coreml", lambda: _write_coreml(plan, folder, weights), "coreml")
-    results["golden"] = stages.run("golden", lambda: _write_golden(plan, folder), "golden")
-    if note := results["golden"].get("note"):
-        stages.notes.append(note)
+        for planned in plan.adapters:
+            stages.run(
+                f"coreml {planned.app}",
+                lambda planned=planned: coreml_stage.write_functions(plan, planned, folder, weights),
+            )
+        results["coreml"] = stages.run("coreml", lambda: coreml_stage.merge(plan, folder), "coreml")
+        results["sizes"] = stages.run("sizes", lambda: coreml_stage.sizes(plan, folder, results["coreml"]))
+    for planned in plan.adapters:
+        name = f"golden {planned.app}"
+        results[name] = stages.run(name, lambda planned=planned: golden_stage.write(plan, planned, folder))
+        stages.notes += [note for note in results[name]["notes"] if note not in stages.notes]
     return results
 
 
 def _manifest(plan: Plan, results: dict[str, dict]) -> Manifest:
-    app, architecture = plan.adapter.app, plan.base.architecture
-    adapter = BundledAdapter(
-        app=app,
-        config=plan.adapter.config,
-        prompt_template=plan.adapter.prompt_template,
-        stop_strings=plan.adapter.stop_strings,
-        max_tokens=plan.adapter.max_tokens,
-        num_nodes=plan.sizes.num_nodes,
-        tensor_file=_tensor_file(plan),
-        parameters=parameter_count(plan.adapter.config, architecture),
-        rank_statistics=plan.adapter.rank_statistics,
-        coreml=CoreMLFunctions(**results["coreml"]) if "coreml" in results else None,
-        golden=f"golden/{app}" if results["golden"]["prompts"] else None,
+    architecture = plan.base.architecture
+    functions = results.get("coreml", {})
+    earlier = {} if plan.into is None else plan.into.manifest.adapters
+    adapters = {
+        app: replace(entry, coreml=coreml_functions(functions[app])) if app in functions else entry
+        for app, entry in earlier.items()
+    }
+    for planned in plan.adapters:
+        adapters[planned.app] = _entry(plan, planned, functions, results[f"golden {planned.app}"])
+    exact = results["mlx"]["exact_weights"] and (
+        plan.into is None or plan.into.manifest.made.get("exact_weights", True)
     )
     made = {
         "inputs": plan.inputs,
         "versions": library_versions(),
         "targets": sorted(plan.targets),
-        "exact_weights": results["mlx"]["exact_weights"],
+        "form": plan.form.to_dict(),
+        "exact_weights": exact,
+        "package_bytes": results.get("sizes", {}),
     }
-    return Manifest(architecture, plan.base.identity, {app: adapter}, made=made)
+    return Manifest(architecture, plan.base.identity, adapters, made=made)
 
 
-def _tensor_file(plan: Plan) -> str:
-    return f"mlx/adapters/{plan.adapter.app}.safetensors"
+def _entry(plan: Plan, planned: PlannedAdapter, functions: dict, golden: dict) -> BundledAdapter:
+    adapter = planned.adapter
+    coreml = coreml_functions(functions[planned.app]) if functions else None
+    return BundledAdapter(
+        app=planned.app,
+        config=adapter.config,
+        prompt_template=adapter.prompt_template,
+        stop_strings=adapter.stop_strings,
+        max_tokens=adapter.max_tokens,
+        num_nodes=planned.options.num_nodes,
+        tensor_file=tensor_file(planned.app),
+        parameters=parameter_count(adapter.config, plan.base.architecture),
+        rank_statistics=adapter.rank_statistics,
+        coreml=coreml and replace(coreml, golden=golden["coreml"]),
+        golden=golden["base"],
+        parent_bias_file=parent_bias_file(adapter),
+    )
+
+
+def tensor_file(app: str) -> str:
+    """Where a bundle holds an adapter's tensors."""
+    return f"mlx/adapters/{app}.safetensors"
 
 
 def _make_readable(folder: Path) -> None:
@@ -118,80 +155,43 @@ def _make_readable(folder: Path) -> None:
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
 
 
-class _Weights:
-    """The base's weights, read once and only if some stage needs them."""
+def _write_mlx(plan: Plan, folder: Path, weights: WeightSource) -> dict:
+    """Tokenizer, base weights (target mlx) and, always, the adapters: hosts need the parent bias."""
+    (folder / "mlx" / "adapters").mkdir(parents=True)
+    if plan.into is not None:
+        _copy_files(plan.into, folder, {planned.app for planned in plan.adapters})
+    else:
+        for name in (*TOKENIZER_FILES, "config.json"):
+            if (plan.base.path / name).is_file():
+                shutil.copyfile(plan.base.path / name, folder / name)
+        if "mlx" in plan.targets:
+            write_base(weights.get(), folder / BASE_FILE)
+    for planned in plan.adapters:
+        file = folder / tensor_file(planned.app)
+        file.unlink(missing_ok=True)
+        write_adapter(planned.adapter, file)
+        write_parent_bias(planned.adapter, folder)
+    adapters_exact = all(is_exact_in_half(p.adapter.lora_tensors()) for p in plan.adapters)
+    return {"exact_weights": adapters_exact and is_exact_in_half(weights.get())}
 
-    def __init__(self, base: BaseFolder) -> None:
-        self._base = base
-        self._weights: dict | None = None
 
-    def get(self) -> dict:
-        if self._weights is None:
-            self._weights = self._base.weights()
-        return self._weights
+def _copy_files(bundle: Bundle, folder: Path, replaced: set[str]) -> None:
+    """All files of an earlier bundle but its packages, which are merged anew, and what only adapters
+    that are replaced have shared."""
+    entries = bundle.manifest.adapters.values()
+    left = {e.parent_bias_file for e in entries} - {
+        e.parent_bias_file for e in entries if e.app not in replaced
+    }
+    for name in bundle.manifest.files:
+        if name != MANIFEST and not name.startswith("coreml/") and name not in left:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle.path / name, folder / name)
 
 
-def _write_mlx(plan: Plan, folder: Path, weights: _Weights) -> dict:
-    """Tokenizer, base weights (target mlx) and, always, the adapter: hosts need the parent bias."""
-    from ss_convert.mlx.weights import write_adapter, write_base
-
-    for name in TOKENIZER_FILES:
-        if (plan.base.path / name).is_file():
-            shutil.copyfile(plan.base.path / name, folder / name)
+def _check(bundle: Bundle, plan: Plan, weights: WeightSource) -> dict:
+    """Base weights once, then every new adapter; what an earlier bundle held was checked with it."""
     if "mlx" in plan.targets:
-        (folder / "mlx").mkdir()
-        write_base(weights.get(), folder / "mlx" / "base.safetensors")
-    tensor_file = folder / _tensor_file(plan)
-    tensor_file.parent.mkdir(parents=True)
-    write_adapter(plan.adapter, tensor_file)
-    return {"exact_weights": is_exact_in_half(weights.get())}
-
-
-def _write_coreml(plan: Plan, folder: Path, weights: _Weights) -> dict:
-    try:
-        import coremltools  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            "coremltools is not installed (pip install 'ss-device[convert]', or --target mlx)"
-        ) from error
-    from ss_convert.coreml.convert import CoreMLOptions, write_package
-
-    sizes = plan.sizes
-    options = CoreMLOptions(
-        num_nodes=sizes.num_nodes,
-        num_kept=sizes.num_kept,
-        context=sizes.context,
-        chunk=sizes.chunk,
-        prune_over=sizes.prune_over,
-    )
-    package = folder / sizes.package
-    package.parent.mkdir(parents=True)
-    written = write_package(plan.base.architecture, weights.get(), plan.adapter, options, package)
-    return asdict(replace(written, package=sizes.package))
-
-
-def _write_golden(plan: Plan, folder: Path) -> dict:
-    """Traces of the reference, of the adapter folder, or none with a note that says why."""
-    stem = folder / "golden" / plan.adapter.app
-    sizes = plan.sizes
-    if not plan.golden:
-        return {"prompts": 0, "note": "golden traces left out (--no-golden)"}
-    if golden.reference_available() and plan.prompts:
-        traces = golden.record_traces(plan.base, plan.adapter, plan.prompts, sizes)
-        save_traces(traces, stem)
-        return {"prompts": len(traces)}
-    traces = golden.traces_of_folder(plan.adapter_folder, sizes.num_nodes, sizes.num_kept)
-    if traces is not None:
-        save_traces(traces, stem)
-        return {"prompts": len(traces), "note": "golden traces are those of the adapter folder"}
-    why = (
-        "no golden prompts (give --golden-prompts)"
-        if golden.reference_available()
-        else "PyTorch is not installed"
-    )
-    return {"prompts": 0, "note": f"golden traces skipped: {why}; ss-validate has nothing to replay"}
-
-
-def _check(bundle: Bundle, plan: Plan, weights: _Weights) -> dict:
-    check_bundle(bundle, plan.adapter, plan.base, weights.get(), plan.targets)
+        check_base(bundle, weights.get())
+    for planned in plan.adapters:
+        check_adapter(bundle, planned.adapter, plan.base, plan.targets)
     return {}

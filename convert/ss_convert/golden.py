@@ -5,18 +5,19 @@ This module needs no torch to be imported; `record_traces` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
+from ss_convert.coreml.options import CoreMLOptions
 from ss_device.adapter import Adapter
 from ss_device.application import fill_template
 from ss_device.base_model import BaseFolder
-from ss_device.bundle import CoreMLFunctions
 from ss_device.command_line import prompts_from_file
-from ss_device.decoding import Drafter, Step, Verified, decode
+from ss_device.decoding import Choose, Drafter, Step, Verified, decode
 from ss_device.errors import UserError
 from ss_device.trace import Trace, TraceStep, load_traces, probes
 from ss_device.tree import DraftTree
@@ -78,24 +79,30 @@ def record_traces(
     base: BaseFolder,
     adapter: Adapter,
     prompts: Sequence[tuple[str, Sequence[int]]],
-    sizes: CoreMLFunctions,
-    advance: Callable[[str], None] = lambda text: None,
+    sizes: CoreMLOptions,
+    weights: dict[str, np.ndarray] | None = None,
 ) -> list[Trace]:
     """Decode (text, token ids) prompts with the reference in float32 and record every model call.
 
+    weights: canonical base weights to take in place of the base's (what a package stores); the
+    adapter's tensors are then rounded to fp16 as they are there.
     Trees are best-first with the adapter's parent bias, N nodes, K kept; at most 64 tokens a prompt.
     """
+    from ss_device.reference.replaced_weights import with_weights
     from ss_device.reference.step_model import ReferenceStepModel
     from ss_device.reference.stream_model import load_stream_model
 
     class Recording(ReferenceStepModel):
         """Remembers its last call: a `Proposal` alone has no main logits to take a margin from."""
 
-        def step(self, tree: DraftTree) -> Verified:
-            self.last = super().step(tree)
+        def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
+            self.last = super().step(tree, choose)
             return self.last
 
-    stream_model = load_stream_model(base, adapter, "float32")
+    if weights is None:
+        stream_model = load_stream_model(base, adapter, "float32")
+    else:
+        stream_model = with_weights(base, weights, rounded(adapter))
     model = Recording(stream_model, sizes.num_nodes, sizes.num_kept, sizes.context, sizes.prune_over)
     drafter = Drafter(sizes.num_nodes, parent_bias=adapter.parent_bias())
     stop_ids = frozenset(base.architecture.eos_ids)
@@ -106,8 +113,20 @@ def record_traces(
         prefill = next(decoded)
         first_margin = float(margins(model.last.logits)[0])
         traces.append(_trace(text, ids, [prefill, *decoded], first_margin))
-        advance("golden traces")
     return traces
+
+
+def rounded(adapter: Adapter) -> Adapter:
+    """The adapter with every tensor rounded to fp16."""
+
+    def half(array: np.ndarray) -> np.ndarray:
+        return array.astype(np.float16).astype(np.float32)
+
+    return replace(
+        adapter,
+        tensors={name: half(tensor) for name, tensor in adapter.tensors.items()},
+        lora={name: (half(a), half(b)) for name, (a, b) in adapter.lora.items()},
+    )
 
 
 def margins(logits: np.ndarray) -> np.ndarray:

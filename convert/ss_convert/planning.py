@@ -4,79 +4,189 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ss_convert import golden
+from ss_convert.coreml.interface import function_names
+from ss_convert.coreml.options import CoreMLOptions, check_adapter
+from ss_convert.coreml.parts import part_names
+from ss_convert.form import Form, form_of_bundle, resolve_form
 from ss_device.adapter import Adapter, find_adapter, find_base, load_adapter
 from ss_device.base_model import BaseFolder, models_folder, open_base
-from ss_device.bundle import MANIFEST, CoreMLFunctions
+from ss_device.bundle import MANIFEST, Bundle, open_bundle
 from ss_device.command_line import program_version
 from ss_device.errors import UserError
 from ss_device.files import sha256
 
 TARGETS = ("coreml", "mlx")
 LIBRARIES = ("coremltools", "numpy", "safetensors", "torch", "transformers")
+BASE_FILE = "mlx/base.safetensors"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. Sizes in tokens; None takes the default that fits the base."""
+    """What the user asked for. Sizes in tokens; what is not in `form` takes the default that fits.
 
-    adapter: str
+    into: bundle that the adapters are added to, everything in it staying as it is.
+    """
+
+    adapters: tuple[str, ...]
     base: Path | None = None
     models: Path | None = None
     output: Path | None = None
-    targets: tuple[str, ...] = TARGETS
-    num_nodes: int = 32
+    into: Path | None = None
+    targets: tuple[str, ...] | None = None
     num_kept: int | None = None
-    context: int | None = None
-    chunk: int | None = None
-    prune_over: str = "draft"
+    prune_over: str | None = None
+    form: Form = Form()
+    preset: str | None = None
+    prune_in_graph: bool = True
     golden_prompts: Path | None = None
     golden: bool = True
     force: bool = False
 
 
 @dataclass(frozen=True)
+class PlannedAdapter:
+    """One adapter of a plan. prompts: text and token ids of its golden prompts."""
+
+    adapter: Adapter
+    folder: Path
+    options: CoreMLOptions
+    prompts: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def app(self) -> str:
+        return self.adapter.app
+
+
+@dataclass(frozen=True)
 class Plan:
     """A checked request: everything that fits together, nothing heavy done yet.
 
-    sizes: N, K, C and chunk under the file and function names they will have; prompts: text and token
-    ids of the golden prompts; inputs: digest of all that determines the bundle.
+    into: the bundle that is extended, None for a new one; inputs: digest of all that determines the
+    bundle.
     """
 
-    adapter: Adapter
-    adapter_folder: Path
+    adapters: tuple[PlannedAdapter, ...]
     base: BaseFolder
     output: Path
+    into: Bundle | None
     targets: tuple[str, ...]
-    sizes: CoreMLFunctions
-    prompts: tuple[tuple[str, tuple[int, ...]], ...]
+    form: Form
     golden: bool
     inputs: str
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Paths of the Core ML packages inside the bundle: one per part, each for all adapters."""
+        names = part_names(self.base.identity.name, len(self.form.cuts) + 1)
+        return tuple(f"coreml/{name}" for name in names)
+
 
 def plan_conversion(request: Request) -> Plan:
-    """Find adapter and base and check that they, the sizes and the output fit (UserError if not)."""
-    folder = find_adapter(request.adapter, _models(request))
-    adapter = load_adapter(folder)
-    base = open_base(request.base or find_base(adapter, _models(request)))
-    adapter.check_base(base)
-    sizes = _sizes(request, adapter, base)
-    file = _prompt_file(request, folder)
-    return Plan(
-        adapter=adapter,
-        adapter_folder=folder,
-        base=base,
-        output=_output(request, adapter),
-        targets=request.targets,
-        sizes=sizes,
-        prompts=golden.read_prompts(file, adapter, base, sizes.context) if file else (),
-        golden=request.golden,
-        inputs=_inputs_digest(request, folder, base, sizes, file),
+    """Find adapters and base and check that they, the sizes and the output fit (UserError if not)."""
+    models = _models(request)
+    folders = [find_adapter(name, models) for name in request.adapters]
+    adapters = [load_adapter(folder) for folder in folders]
+    base = open_base(request.base or find_base(adapters[0], models))
+    for adapter in adapters:
+        adapter.check_base(base)
+    into = _open_into(request, base)
+    _check_names(adapters, into)
+    targets = _targets(request, into)
+    if "coreml" in targets:
+        for adapter in adapters:
+            check_adapter(adapter)
+    form = (
+        resolve_form(request.form, base, request.preset)
+        if into is None
+        else form_of_bundle(into, request.form)
     )
+    planned = tuple(
+        _planned(request, adapter, folder, base, form)
+        for adapter, folder in zip(adapters, folders, strict=True)
+    )
+    if into is None:
+        form, planned = _divided(form, planned, base)
+    return Plan(
+        adapters=planned,
+        base=base,
+        output=_output(request, planned[0].app),
+        into=into,
+        targets=targets,
+        form=form,
+        golden=request.golden,
+        inputs=_inputs_digest(request, planned, base, targets, into),
+    )
+
+
+def _planned(request: Request, adapter: Adapter, folder: Path, base: BaseFolder, form: Form):
+    options = _options(request, adapter, base, form)
+    file = _prompt_file(request, folder)
+    prompts = golden.read_prompts(file, adapter, base, options.context) if file else ()
+    return PlannedAdapter(adapter, folder, options, prompts)
+
+
+def _divided(
+    form: Form, planned: tuple[PlannedAdapter, ...], base: BaseFolder
+) -> tuple[Form, tuple[PlannedAdapter, ...]]:
+    """Form and adapters with the cuts that `--parts` asks for."""
+    if form.parts == 1:
+        return form, planned
+    from ss_convert.coreml.cutting import choose_cuts
+
+    adapters = [(p.adapter, p.options) for p in planned]
+    cuts = choose_cuts(base.architecture, adapters, planned[0].options, form.parts)
+    planned = tuple(replace(p, options=replace(p.options, cuts=cuts)) for p in planned)
+    return replace(form, parts=len(cuts) + 1, cuts=cuts), planned
+
+
+def _open_into(request: Request, base: BaseFolder) -> Bundle | None:
+    """The bundle to extend, whole and made from this very base."""
+    if request.into is None:
+        return None
+    if request.preset is not None:
+        raise UserError(f"{request.into}: has its form already; leave --preset out")
+    bundle = open_bundle(request.into, verify=True)
+    theirs, ours = bundle.manifest.base, base.identity
+    for what, old, new in (
+        ("base", theirs.sha256, ours.sha256),
+        ("tokenizer", theirs.tokenizer_sha256, ours.tokenizer_sha256),
+    ):
+        if old != new:
+            raise UserError(
+                f"{request.into}: was made from {what} '{theirs.name}' (sha256 {old[:12]}…), this "
+                f"{what} is '{ours.name}' (sha256 {new[:12]}…); convert all adapters again"
+            )
+    return bundle
+
+
+def _check_names(adapters: list[Adapter], into: Bundle | None) -> None:
+    """Adapters and their functions need names of their own."""
+    owners = {} if into is None else {function_names(app): app for app in into.manifest.adapters}
+    seen: set[str] = set()
+    for adapter in adapters:
+        if adapter.app in seen:
+            raise UserError(f"adapter '{adapter.app}' is named twice")
+        seen.add(adapter.app)
+        other = owners.setdefault(function_names(adapter.app), adapter.app)
+        if other != adapter.app:
+            raise UserError(
+                f"adapters '{other}' and '{adapter.app}' would have functions of the same name "
+                f"'{function_names(other)[1]}'; rename one"
+            )
+
+
+def _targets(request: Request, into: Bundle | None) -> tuple[str, ...]:
+    if into is None:
+        return request.targets or TARGETS
+    has = tuple(into.manifest.made.get("targets", ()))
+    if request.targets is not None and set(request.targets) != set(has):
+        raise UserError(f"{request.into}: has the targets {', '.join(has)}; leave --target out")
+    return has
 
 
 def _prompt_file(request: Request, folder: Path) -> Path | None:
@@ -86,9 +196,11 @@ def _prompt_file(request: Request, folder: Path) -> Path | None:
     return request.golden_prompts or (beside if beside.is_file() else None)
 
 
-def _output(request: Request, adapter: Adapter) -> Path:
+def _output(request: Request, app: str) -> Path:
     """The bundle's folder. A folder of the user's that is no bundle is never replaced."""
-    output = request.output or Path("build") / adapter.app
+    if request.into is not None:
+        return request.into
+    output = request.output or Path("build") / app
     if output.exists() and not (output / MANIFEST).is_file() and _has_entries(output):
         raise UserError(f"{output}: exists and is not a bundle; choose another --output")
     return output
@@ -103,7 +215,7 @@ def _models(request: Request) -> Path:
         return models_folder()
     except UserError:
         # Paths for both need no folder of models.
-        if request.base is not None and Path(request.adapter).is_dir():
+        if request.base is not None and all(Path(name).is_dir() for name in request.adapters):
             return Path("models")
         raise
 
@@ -112,39 +224,42 @@ def _has_entries(path: Path) -> bool:
     return not path.is_dir() or any(path.iterdir())
 
 
-def _sizes(request: Request, adapter: Adapter, base: BaseFolder) -> CoreMLFunctions:
-    longest = base.architecture.max_positions
-    context = request.context or min(512, longest)
+def _options(request: Request, adapter: Adapter, base: BaseFolder, form: Form) -> CoreMLOptions:
+    """The adapter's options: the bundle's form and its own pruning."""
+    longest, context = base.architecture.max_positions, form.context
     if context > longest:
         raise UserError(f"context {context} exceeds the {longest} positions of base '{base.path.name}'")
-    nodes, kept = request.num_nodes, request.num_kept or request.num_nodes
+    nodes, kept = form.num_nodes, request.num_kept or form.num_nodes
+    if kept < nodes and not request.prune_in_graph:
+        raise UserError("--no-prune-in-graph keeps every node; leave --keep out")
     if kept > nodes:
         raise UserError(f"--keep {kept} exceeds the {nodes} nodes of --nodes")
     if kept < nodes and not adapter.config.pruning_rank:
         raise UserError(f"adapter '{adapter.app}' has no pruning head, --keep needs one")
     if nodes > context:
         raise UserError(f"--nodes {nodes} exceeds the context of {context} tokens")
-    app = adapter.app
-    return CoreMLFunctions(
-        package=f"coreml/{app}.mlpackage",
-        prefill=f"{app}_prefill",
-        step=f"{app}_step",
-        chunk=min(request.chunk or 64, context),
-        num_nodes=nodes,
+    return CoreMLOptions(
+        **{**form.options(), "chunk": min(form.chunk, context)},
         num_kept=kept,
-        context=context,
-        prune_over=request.prune_over,
+        prune_over=request.prune_over or "draft",
     )
 
 
-def _inputs_digest(request, folder, base, sizes, prompts) -> str:
+def _inputs_digest(request, planned, base, targets, into) -> str:
     """Digest of all inputs: base, adapter files, options, the converter's own code, library versions."""
     content = {
+        "into": into and into.manifest.made.get("inputs"),
         "base": base.identity.to_dict(),
-        "adapter": {p.name: sha256(p) for p in sorted(folder.iterdir()) if p.is_file()},
-        "sizes": asdict(sizes),
-        "targets": sorted(request.targets),
-        "golden": [request.golden, sha256(prompts) if prompts else None],
+        "adapters": [
+            {
+                "files": {f.name: sha256(f) for f in sorted(p.folder.iterdir()) if f.is_file()},
+                "options": asdict(p.options),
+                "prompts": [list(ids) for _, ids in p.prompts],
+            }
+            for p in planned
+        ],
+        "targets": sorted(targets),
+        "golden": request.golden,
         "versions": library_versions(),
         "code": _code_digest(),
     }

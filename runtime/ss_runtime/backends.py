@@ -16,6 +16,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError, one_line
@@ -28,6 +30,7 @@ DTYPES = {
 }
 BACKENDS = tuple(DTYPES)
 BASE_FILE = "mlx/base.safetensors"
+CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
 
 
@@ -178,14 +181,31 @@ def _open_reference(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> Step
 def hugging_face_model(bundle: Bundle, dtype: str = "float32"):
     """The bundle's base weights in a Hugging Face model, every parameter frozen."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from ss_device.base_model import check_shapes
-    from ss_device.families import canonical_name
+    from ss_device.families import canonical_parts
     from ss_device.files import read_tensors
 
     a = bundle.manifest.architecture
-    config = LlamaConfig(
+    weights = read_tensors(bundle.path / BASE_FILE)
+    check_shapes(weights, a.weight_shapes(), str(bundle.path / BASE_FILE))
+    model = AutoModelForCausalLM.from_config(_hugging_face_config(bundle)).to(getattr(torch, dtype))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parts = [weights[part.name] for part in canonical_parts(a, name)]
+            parameter.copy_(torch.from_numpy(np.concatenate(parts)))
+    return model.eval().requires_grad_(False)
+
+
+def _hugging_face_config(bundle: Bundle):
+    """The base's own config.json, which the bundle carries; in its absence that of a plain Llama."""
+    from transformers import AutoConfig, LlamaConfig
+
+    if (bundle.path / CONFIG_FILE).is_file():
+        return AutoConfig.from_pretrained(bundle.path)
+    a = bundle.manifest.architecture
+    return LlamaConfig(
         vocab_size=a.vocab_size,
         hidden_size=a.hidden_size,
         intermediate_size=a.intermediate_size,
@@ -200,13 +220,6 @@ def hugging_face_model(bundle: Bundle, dtype: str = "float32"):
         bos_token_id=a.bos_id,
         eos_token_id=list(a.eos_ids) or None,
     )
-    weights = read_tensors(bundle.path / BASE_FILE)
-    check_shapes(weights, a.weight_shapes(), str(bundle.path / BASE_FILE))
-    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(weights[canonical_name(a.family, name)]))
-    return model.eval().requires_grad_(False)
 
 
 def adapter_in_memory(bundle: Bundle, adapter: BundledAdapter):
@@ -214,7 +227,7 @@ def adapter_in_memory(bundle: Bundle, adapter: BundledAdapter):
     from ss_device.adapter import Adapter
     from ss_device.files import read_tensors
 
-    tensors = read_tensors(bundle.path / adapter.tensor_file)
+    tensors = read_tensors(bundle.path / adapter.tensor_file) | bundle.parent_bias_tensors(adapter)
     factors: dict[str, dict] = {}
     for name in [n for n in tensors if n.startswith("lora.")]:
         projection, _, factor = name.removeprefix("lora.").rpartition(".")

@@ -7,15 +7,16 @@ Core ML itself on a Mac and the reference executor everywhere else.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from ss_device.acceptance import walk
 from ss_device.architecture import Architecture
 from ss_device.bundle import Bundle, BundledAdapter, CoreMLFunctions
 from ss_device.config import SpeculativeConfig
-from ss_device.decoding import Proposal, StepLimits, Verified
+from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
 from ss_device.tree import DraftTree, root_only
 
@@ -33,10 +34,32 @@ class Engine(Protocol):
         """Run the function once; changes `state`."""
 
 
-class CoreMLStepModel:
-    """StepModel over a package's two functions (ARCHITECTURE.md: Step model). One sequence.
+class ChainedEngine:
+    """The same function of all parts of a divided model, as one engine; its state is a list of theirs.
 
-    A commit is lazy: it is remembered here and carried out at the start of the next step call.
+    feeds: per part input → source, an input of the whole function or an output of the part before.
+    """
+
+    def __init__(self, engines: Sequence[Engine], feeds: Sequence[Mapping[str, str]]) -> None:
+        self._parts = tuple(zip(engines, feeds, strict=True))
+
+    def make_state(self) -> list:
+        return [engine.make_state() for engine, _ in self._parts]
+
+    def predict(self, inputs: Mapping[str, np.ndarray], state: list) -> Mapping[str, np.ndarray]:
+        """Run the parts one after another → the last one's outputs; changes `state`."""
+        passed: Mapping[str, np.ndarray] = {}
+        for (engine, feeds), own in zip(self._parts, state, strict=True):
+            values = {**inputs, **passed}
+            passed = engine.predict({name: values[source] for name, source in feeds.items()}, own)
+        return passed
+
+
+class CoreMLStepModel:
+    """StepModel over a package's two functions, or those of a chain (ARCHITECTURE.md). One sequence.
+
+    A commit is lazy: it is remembered here and carried out at the start of the next step call. `choose`
+    needs a package made with `--sampling`: only its limits are not `greedy_only`.
     """
 
     def __init__(
@@ -54,6 +77,7 @@ class CoreMLStepModel:
             num_kept=functions.num_kept,
             num_streams=config.num_streams,
             context=functions.context,
+            greedy_only=not functions.sampling,
         )
         self._prefill_engine, self._step_engine = prefill_engine, step_engine
         self._gated = config.main_attends_streams
@@ -72,7 +96,7 @@ class CoreMLStepModel:
         """The engine's state; what a pending commit keeps is still in its scratch slots."""
         return self._state
 
-    def prefill(self, tokens: Sequence[int]) -> Proposal:
+    def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
         """All but the last prompt token in chunks; the last one as a one-node tree with streams.
 
         The state is reused: masks hide what an earlier text left in it. Raises UserError for an empty
@@ -86,23 +110,24 @@ class CoreMLStepModel:
         for start in range(0, len(tokens) - 1, self.functions.chunk):
             self._prefill_chunk(tokens[start : min(start + self.functions.chunk, len(tokens) - 1)])
         self._accepted = (self._length, NOTHING, NOTHING)
-        verified = self.step(root_only(int(tokens[-1])))
+        verified = self.step(root_only(int(tokens[-1])), choose)
         self.commit([0])
         return Proposal(int(verified.chosen[0]), verified.stream_logits)
 
-    def step(self, tree: DraftTree) -> Verified:
-        """Verify a tree of at most N nodes (METHOD: One decoding step). Raises UserError if larger."""
+    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
+        """Verify a tree of at most N nodes (METHOD: One decoding step).
+
+        Raises UserError for a larger tree, or with `choose` where the package returns no logits.
+        """
+        if choose is not None and self.limits.greedy_only:
+            raise UserError(
+                f"{self.functions.package}: '{self.functions.step}' returns no logits to choose from; "
+                f"convert it with --sampling"
+            )
         if tree.num_nodes > self.limits.num_nodes:
             raise UserError(f"{tree.num_nodes} nodes, this model takes at most {self.limits.num_nodes}")
         outputs = self._step_engine.predict(self.step_inputs(tree), self._state)
-        kept = np.asarray(outputs["kept"], np.int32)
-        real = kept < tree.num_nodes
-        self._last = Verified(
-            kept=kept[real],
-            chosen=np.asarray(outputs["chosen"], np.int32)[real],
-            accepted=int(np.asarray(outputs["accepted"]).reshape(())),
-            stream_logits=np.asarray(outputs["stream_logits"], np.float32),
-        )
+        self._last = _verified(tree, outputs, choose)
         # The call consumed the scratch rows of the step before.
         self._accepted = (self._length, NOTHING, NOTHING)
         return self._last
@@ -157,6 +182,23 @@ class CoreMLStepModel:
         self._length += len(tokens)
 
 
+def _verified(tree: DraftTree, outputs: Mapping[str, np.ndarray], choose: Choose | None) -> Verified:
+    """A step's outputs without padding; of all nodes' streams those of the node where the walk ends."""
+    kept = np.asarray(outputs["kept"], np.int32)
+    kept = kept[kept < tree.num_nodes]  # padding is kept last
+    chosen = np.asarray(outputs["chosen"], np.int32)[: len(kept)]
+    accepted = int(np.asarray(outputs["accepted"]).reshape(()))
+    logits, streams = outputs.get("logits"), np.asarray(outputs["stream_logits"])
+    if logits is not None:
+        logits = np.asarray(logits[: len(kept)], np.float32)
+    if choose is not None:
+        chosen = choose(kept, logits)
+        accepted = walk(tree, kept, chosen)[-1]
+    if streams.ndim == 3:
+        streams = streams[int(np.searchsorted(kept, accepted))]
+    return Verified(kept, chosen, accepted, np.asarray(streams, np.float32), logits)
+
+
 def open_executor_model(
     bundle: Bundle, adapter: BundledAdapter, arithmetic: str = "float16"
 ) -> CoreMLStepModel:
@@ -167,8 +209,8 @@ def open_executor_model(
     from ss_convert.coreml.executor import load_package
 
     functions = _functions(bundle, adapter)
-    package = load_package(bundle.path / functions.package)
-    engines = [package.program(name, arithmetic) for name in (functions.prefill, functions.step)]
+    packages = [load_package(bundle.path / name) for name in functions.packages]
+    engines = chained(functions, lambda part, name: packages[part].program(name, arithmetic))
     return CoreMLStepModel(*engines, functions, adapter.config, bundle.manifest.architecture)
 
 
@@ -180,9 +222,24 @@ def open_coreml_model(bundle: Bundle, adapter: BundledAdapter) -> CoreMLStepMode
             f"Core ML needs macOS 15 or later, this is {sys.platform}; the reference executor runs "
             f"the same package here"
         )
-    path = bundle.path / functions.package
-    engines = [_CoreMLEngine(path, name) for name in (functions.prefill, functions.step)]
+    paths = [bundle.path / name for name in functions.packages]
+    engines = chained(functions, lambda part, name: _CoreMLEngine(paths[part], name))
     return CoreMLStepModel(*engines, functions, adapter.config, bundle.manifest.architecture)
+
+
+def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine]) -> tuple[Engine, Engine]:
+    """Engines of the prefill and the step function. open_part: (part, function) → the engine of one."""
+    if not functions.chain:
+        return open_part(0, functions.prefill), open_part(0, functions.step)
+    parts = range(len(functions.chain))
+    return (
+        ChainedEngine(
+            [open_part(part, functions.prefill) for part in parts], [e.prefill for e in functions.chain]
+        ),
+        ChainedEngine(
+            [open_part(part, functions.step) for part in parts], [e.step for e in functions.chain]
+        ),
+    )
 
 
 class _CoreMLEngine:

@@ -19,17 +19,23 @@ from ss_device.command_line import (
 )
 from ss_device.decoding import Drafter, StepModel, check_request
 from ss_device.errors import UserError
+from ss_device.prompt_lookup import PromptLookup
+from ss_device.sampling import Chooser
 from ss_runtime.backends import (
     BACKENDS,
     DTYPES,
     check_backend,
     default_backend,
+    default_dtype,
     fastest_stream_rows,
     open_backend,
 )
+from ss_runtime.chat_prompt import ChatPrompt
 from ss_runtime.display import StepPrinter, totals_text
 from ss_runtime.generation import GenerationStep, Result, generate_steps, summarize
+from ss_runtime.token_choice import add_choice_options, chooser_from_options
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
+from ss_runtime.tuning import read_tuning
 
 SHAPES = ("best-first", "chain", "k-ary")
 
@@ -44,6 +50,7 @@ class Session:
     adapter: BundledAdapter
     stop_ids: frozenset[int]
     max_tokens: int
+    chooser: Chooser | None = None
 
     def steps(self, prompt_ids: list[int]):
         """Iterator of GenerationStep for one prompt."""
@@ -55,6 +62,7 @@ class Session:
             self.stop_ids,
             self.adapter.stop_strings,
             self.tokenizer,
+            self.chooser,
         )
 
 
@@ -66,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="ss-generate",
-        description="Generate greedily from a bundle: the model verifies its last draft and writes its "
+        description="Generate from a bundle: the model verifies its last draft and writes its "
         "next one in the same call.",
         example="ss-generate --bundle build/sqlctx --input apps/sqlctx/demo.jsonl --limit 3 --show-steps",
     )
@@ -81,16 +89,19 @@ def _parser() -> CommandParser:
         metavar="FILE",
         help="JSON lines (.jsonl, .jsonl.gz) with 'prompt' or the application's fields",
     )
+    prompts.add_argument("--chat", action="store_true", help="talk: one line of input per message")
     add("--limit", type=positive, metavar="N", help="only the first N rows of --input")
     add("--max-tokens", type=positive, metavar="N", help="default: the application's")
     add("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: MLX where it can run)")
     add("--dtype", choices=sorted(set(sum(DTYPES.values(), ()))), help="arithmetic of the back end")
     add("--plain", action="store_true", help="no drafts: one token per call")
     add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
-    add("--shape", choices=SHAPES, default="best-first", help="how the tree is grown")
+    add("--shape", choices=SHAPES, help="how the tree is grown (default: best-first)")
     add("--top-k", type=positive, default=3, metavar="K", help="children per node of a k-ary tree")
+    add("--lookup", action="store_true", help="copies from prompt and output compete for the tree's nodes")
     add("--show-steps", action="store_true", help="draw every model call")
     add("--json", action="store_true", help="print one JSON object per prompt")
+    add_choice_options(parser)
     return parser
 
 
@@ -100,11 +111,19 @@ def generate_command(arguments: argparse.Namespace) -> None:
         check_backend(arguments.backend, arguments.dtype)
     if arguments.plain and arguments.nodes not in (None, 1):
         raise UserError("--plain is one node per call; leave --nodes out")
+    if arguments.chat and (arguments.json or arguments.show_steps):
+        raise UserError("--chat writes text only; leave --json and --show-steps out")
+    chooser = chooser_from_options(arguments)
     bundle = open_bundle(arguments.bundle)
     adapter = bundle.adapter(arguments.adapter)
     tokenizer = load_tokenizer(bundle)
+    if arguments.chat:
+        from ss_runtime.chat import talk
+
+        session = open_session(bundle, adapter, tokenizer, arguments, chooser)
+        return talk(session, ChatPrompt(bundle.path, tokenizer))
     prompts = [tokenizer.encode(text) for text in read_prompts(arguments, adapter)]
-    session = open_session(bundle, adapter, tokenizer, arguments)
+    session = open_session(bundle, adapter, tokenizer, arguments, chooser)
     _check_prompts(session, prompts, arguments.input)
     results = []
     for ids in prompts:
@@ -124,30 +143,57 @@ def read_prompts(arguments: argparse.Namespace, adapter: BundledAdapter) -> list
 
 
 def open_session(
-    bundle: Bundle, adapter: BundledAdapter, tokenizer: BundleTokenizer, arguments: argparse.Namespace
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    tokenizer: BundleTokenizer,
+    arguments: argparse.Namespace,
+    chooser: Chooser | None = None,
 ) -> Session:
     """Check the request and load the back end it names."""
-    nodes = 1 if arguments.plain else (arguments.nodes or adapter.num_nodes)
-    if nodes > adapter.num_nodes:
-        raise UserError(f"--nodes {nodes}: the bundle was made for at most {adapter.num_nodes} nodes")
     name = arguments.backend or default_backend(bundle, adapter)
     check_backend(name, arguments.dtype)
-    drafter = Drafter(nodes, arguments.shape, arguments.top_k, bundle.parent_bias(adapter))
+    drafter = _drafter(bundle, adapter, name, arguments)
     return Session(
-        model=open_backend(name, bundle, adapter, arguments.dtype, fastest_stream_rows(adapter, nodes)),
+        model=open_backend(
+            name, bundle, adapter, arguments.dtype, fastest_stream_rows(adapter, drafter.num_nodes)
+        ),
         drafter=drafter,
         tokenizer=tokenizer,
         adapter=adapter,
         stop_ids=frozenset(bundle.manifest.architecture.eos_ids),
         max_tokens=arguments.max_tokens or adapter.max_tokens,
+        chooser=chooser,
     )
+
+
+def _drafter(
+    bundle: Bundle, adapter: BundledAdapter, backend: str, arguments: argparse.Namespace
+) -> Drafter:
+    """The draft that the options ask for; without any, what ss-bench tune chose on this device."""
+    bias = bundle.parent_bias(adapter)
+    asked = arguments.plain or arguments.nodes or arguments.shape or arguments.lookup
+    if backend == "mlx" and not asked:
+        tuned = read_tuning(bundle, adapter.app, arguments.dtype or default_dtype(backend))
+        if tuned is not None:
+            return tuned.drafter(bias)
+    nodes = 1 if arguments.plain else (arguments.nodes or adapter.num_nodes)
+    if nodes > adapter.num_nodes:
+        raise UserError(f"--nodes {nodes}: the bundle was made for at most {adapter.num_nodes} nodes")
+    lookup = PromptLookup() if arguments.lookup else None
+    return Drafter(nodes, arguments.shape or "best-first", arguments.top_k, bias, lookup)
 
 
 def _check_prompts(session: Session, prompts: list[list[int]], file: Path | None) -> None:
     """Refuse a prompt that does not fit before any is answered."""
     for index, ids in enumerate(prompts):
         try:
-            check_request(session.model.limits, session.drafter.num_nodes, len(ids), session.max_tokens)
+            check_request(
+                session.model.limits,
+                session.drafter.num_nodes,
+                len(ids),
+                session.max_tokens,
+                session.chooser,
+            )
         except UserError as error:
             where = f"{file}:{line_of_row(file, index)}: " if file else ""
             raise UserError(f"{where}{error}") from error

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from ss_device.decoding import Drafter, Step, StepModel, decode
+from ss_device.sampling import Chooser
 from ss_runtime.tokenization import BundleTokenizer, Detokenizer, load_tokenizer
 
 __all__ = ["GenerationStep", "Result", "generate", "generate_steps", "load_tokenizer"]
@@ -89,14 +90,16 @@ def generate_steps(
     stop_ids: frozenset[int],
     stop_strings: Sequence[str],
     tokenizer: BundleTokenizer,
+    chooser: Chooser | None = None,
 ) -> Iterator[GenerationStep]:
-    """Generate greedily, one record per model call (`ss_device.decoding.decode`).
+    """Generate, one record per model call (`ss_device.decoding.decode`); greedily without a chooser.
 
     Ends with a stop id, with the token that completes a stop string (whose text is cut off), after
-    `max_tokens`, or when the context is full. Tokens and text do not depend on the drafter.
+    `max_tokens`, or when the context is full. Tokens and text do not depend on the drafter
+    (unless the chooser is lossy).
     """
     writer, stops = tokenizer.detokenizer(), StopStrings(stop_strings)
-    for step in decode(step_model, drafter, prompt_ids, max_tokens, frozenset(stop_ids)):
+    for step in decode(step_model, drafter, prompt_ids, max_tokens, frozenset(stop_ids), chooser):
         record = _write(step, writer, stops)
         yield record
         if record.finish_reason:
@@ -129,10 +132,13 @@ def generate(
     stop_ids: frozenset[int],
     stop_strings: Sequence[str],
     tokenizer: BundleTokenizer,
+    chooser: Chooser | None = None,
 ) -> Result:
     """Run `generate_steps` to the end and count. Same arguments and errors."""
     start = time.perf_counter()
-    steps = generate_steps(step_model, drafter, prompt_ids, max_tokens, stop_ids, stop_strings, tokenizer)
+    steps = generate_steps(
+        step_model, drafter, prompt_ids, max_tokens, stop_ids, stop_strings, tokenizer, chooser
+    )
     records = [next(steps)]
     prefilled = time.perf_counter()
     records.extend(steps)

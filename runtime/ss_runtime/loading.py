@@ -6,10 +6,14 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from ss_device.adapter import Adapter
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError, one_line
+from ss_device.families import read_architecture
+from ss_device.files import read_json
 from ss_runtime.mlx_model import MLXStepModel
+from ss_runtime.quantized_weights import checkpoint_arrays
 
 BASE_FILE = "mlx/base.safetensors"
 
@@ -28,7 +32,7 @@ def load_model(
     """The adapter's step model from the bundle's MLX files (DESIGN: MLX runtime).
 
     num_nodes: nodes per step, by default the adapter's; num_kept: nodes after pruning, by default all;
-    context in tokens, by default the base's positions; stream_rows by default as
+    context in tokens, by default `Architecture.default_context`; stream_rows by default as
     `default_stream_rows` says; the rest as in `MLXStepModel`. Raises UserError for a bundle without MLX
     files, a damaged file or settings that do not fit.
     """
@@ -41,10 +45,44 @@ def load_model(
         load_arrays(bundle.path / adapter.tensor_file),
         num_nodes=adapter.num_nodes if num_nodes is None else num_nodes,
         num_kept=num_kept,
-        context=architecture.max_positions if context is None else context,
+        context=architecture.default_context if context is None else context,
         prune_over=prune_over,
         dtype=dtype,
         stream_rows=stream_rows,
+    )
+
+
+def load_folders(
+    base: Path,
+    adapter: Adapter,
+    dtype: str = "float16",
+    *,
+    num_nodes: int,
+    context: int | None = None,
+    **settings,
+) -> MLXStepModel:
+    """The step model of a base folder and an adapter, without a bundle.
+
+    base: Hugging Face's layout in 16 or 32 bits, or MLX's (mlx-community) in affine quantization; settings
+    as in `MLXStepModel`. Only shapes are checked, not the base's digest: a quantized copy of the base that
+    the adapter was trained on has another one. What it generates is that copy's own text.
+    """
+    architecture = read_architecture(read_json(base / "config.json"))
+    adapter.check_shapes(architecture)
+    factors = {
+        f"lora.{name}.{factor}": array
+        for name, pair in adapter.lora.items()
+        for factor, array in zip("ab", pair, strict=True)
+    }
+    return MLXStepModel(
+        architecture,
+        adapter.config,
+        checkpoint_arrays(base, architecture),
+        adapter.tensors | factors,
+        num_nodes=num_nodes,
+        context=architecture.default_context if context is None else context,
+        dtype=dtype,
+        **{"stream_rows": default_stream_rows(adapter.config), **settings},
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
 from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig
-from ss_device.decoding import Proposal, StepLimits, Verified
+from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError
 from ss_device.tree import DraftTree, root_only
 from ss_runtime.kv_cache import KVCache, Layers
@@ -20,6 +21,7 @@ from ss_runtime.tree_graph import (
     cache_mask,
     keep_best,
     node_scores,
+    slot_positions,
     stream_mask,
 )
 
@@ -70,7 +72,7 @@ class MLXStepModel:
         config.check(architecture)
         self.limits = StepLimits(num_nodes, num_kept, config.num_streams, context)
         self.config, self.prune_over, self.stream_rows = config, prune_over, stream_rows
-        self.decoder = StreamDecoder(architecture, config)
+        self.decoder = StreamDecoder(architecture, config, context)
         self.decoder.install(base_arrays, adapter_arrays, getattr(mx, dtype))
         self.cache = KVCache(
             architecture.num_layers,
@@ -85,22 +87,27 @@ class MLXStepModel:
         # Weights are listed as captured inputs: otherwise a later change of a weight would be ignored.
         self._run_step = mx.compile(self._step_graph, inputs=self.decoder) if compiled else self._step_graph
 
-    def prefill(self, tokens: Sequence[int]) -> Proposal:
+    def prefill(self, tokens: Sequence[int], choose: Choose | None = None, reuse: int = 0) -> Proposal:
         """Take the prompt: all but its last token in chunks without streams, the last as a tree's root.
 
-        Forgets the text before. → the first root and the streams of the last prompt token.
+        Forgets the text before but its first `reuse` tokens, which the caller knows to be the prompt's
+        (`ss_runtime.prompt_cache`). → the first root and the streams of the last prompt token.
         """
         self.cache.reset()
+        self.cache.length = reuse
         self._kept = None
-        self.cache.reserve(len(tokens) + self._scratch_rows(1))
-        for start in range(0, len(tokens) - 1, PREFILL_CHUNK):
+        self.cache.reserve(len(tokens) - reuse + self._scratch_rows(1))
+        for start in range(reuse, len(tokens) - 1, PREFILL_CHUNK):
             self._take_chunk(tokens[start : min(start + PREFILL_CHUNK, len(tokens) - 1)])
-        verified = self.step(root_only(int(tokens[-1])))
+        verified = self.step(root_only(int(tokens[-1])), choose)
         self.commit([0])
         return Proposal(int(verified.chosen[0]), verified.stream_logits)
 
-    def step(self, tree: DraftTree) -> Verified:
-        """Verify a tree of at most N nodes (METHOD: One decoding step). Changes nothing until `commit`."""
+    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
+        """Verify a tree of at most N nodes (METHOD: One decoding step). Changes nothing until `commit`.
+
+        With `choose` the step is not compiled and reads the logits of all nodes to the host.
+        """
         if tree.num_nodes > self.limits.num_nodes:
             raise ValueError(f"a tree of {tree.num_nodes} nodes, the step takes {self.limits.num_nodes}")
         if self.cache.length + int(tree.depths.max()) + 1 > self.limits.context:
@@ -111,7 +118,13 @@ class MLXStepModel:
         length = mx.array([self.cache.length])
         # The buffers are handed over, not shared: MLX then writes the rows in place.
         kv, self.cache.layers = self.cache.layers, []
-        outcome, stream_logits, self.cache.layers = self._run_step(arrays, ancestors, length, kv)
+        if choose is None:
+            outcome, stream_logits, self.cache.layers = self._run_step(arrays, ancestors, length, kv)
+        else:
+            decide = partial(_choose_on_host, choose, tree.num_nodes)
+            outcome, stream_logits, self.cache.layers = self._step_graph(
+                arrays, ancestors, length, kv, decide
+            )
         del kv
         mx.eval(outcome, stream_logits, self.cache.layers)
         return self._verified(tree, np.array(outcome), np.array(stream_logits))
@@ -143,7 +156,8 @@ class MLXStepModel:
     def _scratch_rows(self, size: int) -> int:
         """Buffer slots that a step of `size` nodes writes."""
         kept = min(size, self.limits.num_kept)
-        rows = {"kept": kept * (1 + self.limits.num_streams), "accepted": kept + self.limits.num_streams}
+        streams = self.limits.num_streams
+        rows = {"kept": kept * (1 + streams), "accepted": kept + self._leaders + streams}
         return max(size, rows.get(self.stream_rows, 0))
 
     def _take_chunk(self, tokens: Sequence[int]) -> None:
@@ -151,66 +165,101 @@ class MLXStepModel:
         count, length = len(tokens), mx.array([self.cache.length])
         causal = mx.tri(count, dtype=mx.bool_)
         mask = cache_mask(causal, length, length, self.cache.capacity)
-        rows = self.decoder.rows(length + mx.arange(count), count, mask, length)
+        positions = length + mx.arange(count)
+        rows = self.decoder.rows(positions, count, mask, length)
         kv, self.cache.layers = self.cache.layers, []
-        self.decoder.run_layers(self.decoder.embed(mx.array(list(tokens))), 0, len(kv), rows, kv)
+        embedded = self.decoder.embed_rows(mx.array(list(tokens)), positions)
+        self.decoder.run_layers(embedded, 0, len(kv), rows, kv)
         self.cache.layers = kv
         self.cache.length += count
         mx.eval(kv)
 
-    def _step_graph(self, arrays: mx.array, ancestors: mx.array, length: mx.array, kv: Layers):
+    def _step_graph(self, arrays: mx.array, ancestors: mx.array, length: mx.array, kv: Layers, decide=None):
         """The whole step. arrays int32 [4, N]: tokens, parents, depths, and the count of real nodes.
 
+        decide: kept ids [K], logits [K, V] → chosen tokens int32 [K]; None: argmax.
         → outcome int32 [2K + 1], stream logits float32 [γ, V], buffers.
         """
         decoder, kv = self.decoder, list(kv)
         tree = TreeArrays(arrays[0], arrays[1], arrays[2], ancestors, arrays[3, :1])
         mask = cache_mask(tree.ancestors, length, length, kv[0][0].shape[2])
-        rows = decoder.rows(length + tree.depths, tree.size, mask, length)
-        main = decoder.run_layers(decoder.embed(tree.tokens), 0, decoder.first_msa, rows, kv)
+        positions = length + tree.depths
+        rows = decoder.rows(positions, tree.size, mask, length)
+        embedded = decoder.embed_rows(tree.tokens, positions)
+        main = decoder.run_layers(embedded, 0, decoder.first_msa, rows, kv)
         kept = mx.arange(tree.size)
         if tree.size > self.limits.num_kept:
             edges = decoder.early_exit_edges(main, tree, self.prune_over)
             kept = keep_best(node_scores(tree, edges), self.limits.num_kept)
             main, tree = main[kept], tree.keep(kept)
         upper = self._joint_pass if self.stream_rows == "kept" else self._separate_passes
-        chosen, accepted, stream_logits = upper(main, tree, length, kv)
+        choose = partial(decide, kept) if decide else partial(mx.argmax, axis=-1)
+        chosen, accepted, stream_logits = upper(main, tree, length, kv, choose)
         outcome = mx.concatenate([kept.astype(mx.int32), chosen.astype(mx.int32), accepted])
         return outcome, stream_logits.astype(mx.float32), kv
 
-    def _joint_pass(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers):
+    def _joint_pass(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers, choose):
         """MSA layers on all nodes and all their streams at once (the paper's step)."""
         decoder, size = self.decoder, tree.size
         positions = length + tree.depths
         among = stream_mask(tree.ancestors, self.limits.num_streams, self.config.main_attends_streams)
         mask = cache_mask(among, length, length, kv[0][0].shape[2])
+        anchors = mx.concatenate([positions, mx.repeat(positions, self.limits.num_streams)])
+        x = mx.concatenate([main, decoder.start_streams(main, positions)], axis=0)
         positions = mx.concatenate([positions, decoder.stream_positions(positions)])
-        rows = decoder.rows(positions, size, mask, length)
-        x = mx.concatenate([main, decoder.start_streams(main)], axis=0)
+        rows = decoder.rows(positions, size, mask, length, anchors)
         x = decoder.run_layers(x, decoder.first_msa, len(kv), rows, kv)
-        chosen = mx.argmax(decoder.logits(x[:size]), axis=-1)
+        chosen = choose(decoder.logits(x[:size]))
         accepted = accepted_node(tree, chosen)
         streams = x[size:].reshape(size, -1, x.shape[-1])[accepted][0]
         return chosen, accepted, decoder.logits(streams)
 
-    def _separate_passes(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers):
+    def _separate_passes(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers, choose):
         """MSA layers on the nodes, then on the accepted node's streams alone (or on none)."""
         decoder, size, capacity = self.decoder, tree.size, kv[0][0].shape[2]
         positions = length + tree.depths
         mask = cache_mask(tree.ancestors, length, length, capacity)
         rows = decoder.rows(positions, size, mask, length)
         top = decoder.run_layers(main, decoder.first_msa, len(kv), rows, kv)
-        chosen = mx.argmax(decoder.logits(top), axis=-1)
+        chosen = choose(decoder.logits(top))
         accepted = accepted_node(tree, chosen)
         if self.stream_rows == "none":
             return chosen, accepted, mx.zeros((0, decoder.architecture.vocab_size))
-        own = mx.tri(self.limits.num_streams, dtype=mx.bool_)
-        seen = mx.repeat(tree.ancestors[accepted], self.limits.num_streams, axis=0)
-        mask = cache_mask(mx.concatenate([seen, own], axis=1), length, length, capacity)
-        rows = decoder.rows(decoder.stream_positions(positions[accepted]), 0, mask, length + size)
-        streams = decoder.start_streams(main[accepted])
-        streams = decoder.run_layers(streams, decoder.first_msa, len(kv), rows, kv)
+        streams = self._accepted_streams(main[accepted], tree, accepted, length, kv)
         return chosen, accepted, decoder.logits(streams)
+
+    def _accepted_streams(self, main: mx.array, tree: TreeArrays, accepted: mx.array, length, kv: Layers):
+        """MSA layers on one node's streams alone, behind the nodes' rows in the buffers: [γ, h].
+
+        main [1, h]: the node at the first MSA layer's input. With `stream_top_keys` it goes along: its
+        attention decides in every layer what its streams see, and nobody sees the copy.
+        """
+        decoder, size, capacity, count = self.decoder, tree.size, kv[0][0].shape[2], self._leaders
+        gamma, positions = self.limits.num_streams, length + tree.depths
+        among = mx.pad(mx.tri(gamma, dtype=mx.bool_), [(count, 0), (count, 0)])
+        seen = mx.repeat(tree.ancestors[accepted], count + gamma, axis=0)
+        mask = cache_mask(mx.concatenate([seen, among], axis=1), length, length, capacity)
+        here = positions[accepted]
+        anchors = mx.repeat(here, count + gamma)
+        keys = slot_positions(mx.concatenate([positions, anchors]), length, capacity)
+        at = mx.concatenate([here[:count], decoder.stream_positions(here)])
+        rows = decoder.rows(at, count, mask, length + size, anchors, keys)
+        x = mx.concatenate([main[:count], decoder.start_streams(main, here)])
+        return decoder.run_layers(x, decoder.first_msa, len(kv), rows, kv)[count:]
+
+    @property
+    def _leaders(self) -> int:
+        """Main rows that the second pass takes along."""
+        return int(self.config.stream_top_keys > 0)
+
+
+def _choose_on_host(choose: Choose, num_real: int, kept: mx.array, logits: mx.array) -> mx.array:
+    """Chosen tokens int32 [K] of nodes `kept`; padding nodes choose −1, which no child equals."""
+    ids = np.array(kept)
+    real = ids < num_real
+    chosen = np.full(len(ids), -1, np.int32)
+    chosen[real] = choose(ids[real], np.array(logits.astype(mx.float32))[real])
+    return mx.array(chosen)
 
 
 def _upload(tree: DraftTree, size: int) -> tuple[mx.array, mx.array]:

@@ -2,55 +2,102 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import mlx.core as mx
 import mlx.nn as nn
 
-from ss_device.architecture import Architecture
+from ss_device.architecture import Architecture, block_of
 from ss_device.base_model import check_shapes
-from ss_device.config import LORA_TARGETS, SpeculativeConfig, tensor_shapes
-from ss_device.errors import UserError
+from ss_device.bundle import PARENT_BIAS
+from ss_device.config import SpeculativeConfig, tensor_shapes
+from ss_device.rotary import attention_factor, inverse_frequencies
 from ss_runtime.kv_cache import Layers
-from ss_runtime.stream_layers import ATTENTION, DecoderLayer, LowRank, Rows, rotary_tables
-from ss_runtime.tree_graph import TreeArrays
-
-FAMILIES = ("llama",)
+from ss_runtime.quantized_weights import make_room, packings, quantized_names
+from ss_runtime.stream_layers import (
+    DecoderLayer,
+    LowRank,
+    Rows,
+    View,
+    make_norm,
+    rotary_tables,
+    soft_cap,
+)
+from ss_runtime.tree_graph import TreeArrays, slot_positions
 
 
 class StreamDecoder(nn.Module):
-    """Base model and adapter as one module. Module paths follow the canonical base names."""
+    """Base model and adapter as one module. Module paths follow the canonical base names.
 
-    def __init__(self, architecture: Architecture, config: SpeculativeConfig):
+    context in tokens decides LongRoPE's factors (`ss_device.rotary`).
+    """
+
+    def __init__(self, architecture: Architecture, config: SpeculativeConfig, context: int):
         super().__init__()
         h, vocab = architecture.hidden_size, architecture.vocab_size
         self.architecture, self.config = architecture, config
         self.first_msa = architecture.num_layers - config.num_msa_layers
         self.embed = nn.Embedding(vocab, h)
+        if architecture.positions == "learned":
+            self.positions = nn.Embedding(architecture.max_positions + architecture.position_offset, h)
         self.layers = [
-            DecoderLayer(architecture, config, layer >= self.first_msa)
+            DecoderLayer(architecture, config, layer >= self.first_msa, architecture.window(layer))
             for layer in range(architecture.num_layers)
         ]
-        self.norm = nn.RMSNorm(h, architecture.norm_eps)
+        self.norm = make_norm(architecture)
         if not architecture.tied_head:
             self.head = nn.Embedding(vocab, h)  # so that single rows can be looked up, quantized too
-        self.stream_embeddings = mx.zeros((config.num_streams, h))
+        if architecture.head_bias:
+            self.head_bias = mx.zeros((vocab,))
+        if not config.value_rotation:
+            self.stream_embeddings = mx.zeros((config.num_streams, h))
         if rank := config.stream_init_rank:
             self.stream_init = LowRank(h, h, rank)
         if rank := config.pruning_rank:
             self.pruning = LowRank(h, h, rank)
+        self._rotary = _rotary(architecture, context)
 
     @property
     def output(self) -> nn.Embedding:
         """The LM head as an embedding table [V, h]."""
         return self["embed"] if self.architecture.tied_head else self["head"]
 
+    def embed_rows(self, tokens: mx.array, positions: mx.array) -> mx.array:
+        """Token ids and positions [R] → [R, h], scaled and with learned positions where there are some."""
+        x = self.embed(tokens)
+        if (scale := self.architecture.embedding_scale) != 1.0:
+            x = x * mx.array(scale, x.dtype)
+        return x + self.learned(positions) if "positions" in self else x
+
+    def learned(self, positions: mx.array) -> mx.array:
+        """Learned positions [R] → [R, h]; beyond the table's end its last row."""
+        a = self.architecture
+        return self.positions(mx.minimum(positions, a.max_positions - 1) + a.position_offset)
+
     def logits(self, x: mx.array) -> mx.array:
         """Final norm and head: [R, h] → [R, V] in the model's dtype."""
-        return self.output.as_linear(self.norm(x))
+        return self.head_logits(self.norm(x))
 
-    def start_streams(self, main: mx.array) -> mx.array:
-        """S[i, j] = f(M[i]) + P[j]: main rows [R, h] → [R·γ, h], position-major (METHOD: Streams)."""
+    def head_logits(self, normed: mx.array, tokens: mx.array | None = None) -> mx.array:
+        """The head on normed rows [R, h] → [R, V], or its columns of `tokens` [N] alone → [R, N]."""
+        out = self.output.as_linear(normed) if tokens is None else normed @ self.output(tokens).T
+        if "head_bias" in self:
+            out = out + (self["head_bias"] if tokens is None else self["head_bias"][tokens])
+        return soft_cap(out, self.architecture.logit_softcap)
+
+    def start_streams(self, main: mx.array, positions: mx.array) -> mx.array:
+        """S[i, j] = f(M[i]) + P[j]: main rows [R, h] → [R·γ, h], position-major (METHOD: Streams).
+
+        Without P when values are rotated instead (v1 App. B).
+        positions [R] of the main rows; learned ones are exchanged for those of the streams.
+        """
         start = main + self["stream_init"](main) if "stream_init" in self else main
-        streams = start[:, None, :] + self.stream_embeddings[None]
+        streams = mx.repeat(start[:, None, :], self.config.num_streams, axis=1)
+        if "stream_embeddings" in self:
+            streams = streams + self.stream_embeddings[None]
+        if "positions" in self:
+            there = self.learned(self.stream_positions(positions)).reshape(streams.shape)
+            streams = streams + there - self.learned(positions)[:, None, :]
         return streams.reshape(-1, main.shape[-1])
 
     def stream_positions(self, positions: mx.array) -> mx.array:
@@ -60,10 +107,31 @@ class StreamDecoder(nn.Module):
             ahead = mx.zeros_like(ahead)
         return (positions[:, None] + ahead[None, :]).reshape(-1)
 
-    def rows(self, positions: mx.array, num_main: int, mask: mx.array, slot: mx.array) -> Rows:
-        """Describe the rows of one pass; positions [R], mask bool [R, C], slot [1]."""
-        tables = rotary_tables(positions, self.architecture.head_dim, self.architecture.rope_theta)
-        return Rows(num_main, *tables, mask, slot)
+    def rows(
+        self,
+        positions: mx.array,
+        num_main: int,
+        mask: mx.array,
+        slot: mx.array,
+        anchors: mx.array | None = None,
+        keys: mx.array | None = None,
+    ) -> Rows:
+        """Describe the rows of one pass; positions [R], mask bool [R, C], slot [1].
+
+        For layers with a window: anchors [R], the positions that count (of a stream: its main row's; by
+        default `positions`); keys [C], those of what stands in the key buffer (by default the committed
+        text, then these rows).
+        """
+        anchors = positions if anchors is None else anchors
+        views = {}
+        for window, (frequencies, factor) in self._rotary.items():
+            seen = mask
+            if window is not None:
+                keys = slot_positions(anchors, slot, mask.shape[1]) if keys is None else keys
+                seen = mask & (anchors[:, None] - keys[None, :] < window)
+            tables = (None, None) if frequencies is None else rotary_tables(positions, frequencies, factor)
+            views[window] = View(seen, *tables)
+        return Rows(num_main, slot, views)
 
     def run_layers(self, x: mx.array, first: int, last: int, rows: Rows, kv: Layers) -> mx.array:
         """Rows [R, h] through layers first..last-1. Replaces those layers' entries of the list `kv`."""
@@ -80,11 +148,11 @@ class StreamDecoder(nn.Module):
         nodes = mx.arange(tree.size)
         exits = self.norm(hidden + self["pruning"](hidden) if "pruning" in self else hidden)
         if over == "vocabulary":
-            logits = self.output.as_linear(exits).astype(mx.float32)
+            logits = self.head_logits(exits).astype(mx.float32)
             scores = logits[:, tree.tokens]
             scores = scores - mx.logsumexp(logits, axis=1, keepdims=True)
         else:
-            scores = (exits @ self.output(tree.tokens).T).astype(mx.float32)
+            scores = self.head_logits(exits, tree.tokens).astype(mx.float32)
             drafted = (nodes > 0) & (nodes < tree.num_real)
             scores = mx.where(drafted[None, :], scores, -mx.inf)
             scores = scores - mx.logsumexp(scores, axis=1, keepdims=True)
@@ -93,42 +161,76 @@ class StreamDecoder(nn.Module):
     def install(self, base: dict, adapter: dict, dtype: mx.Dtype) -> None:
         """Set every weight, cast to `dtype`, from canonical arrays (numpy or MLX).
 
-        base: `Architecture.weight_shapes` names; adapter: `adapter_shapes` names. Raises UserError for a
-        missing, unexpected or misshapen tensor.
+        base: `Architecture.weight_shapes` names, a quantized `.weight` with `.scales` and `.biases` beside
+        it; adapter: `adapter_shapes` names. Raises UserError for a missing, unexpected or misshapen tensor.
         """
-        check_shapes(base, self.architecture.weight_shapes(), "base model")
+        shapes = self.architecture.weight_shapes()
+        quantized = packings(base, shapes)
+        packed = quantized_names(quantized)
+        check_shapes(
+            {n: a for n, a in base.items() if n not in packed},
+            {n: s for n, s in shapes.items() if n not in packed},
+            "base model",
+        )
+        make_room(self, quantized)
+        adapter = {n: a for n, a in adapter.items() if n not in PARENT_BIAS}
         check_shapes(adapter, adapter_shapes(self.config, self.architecture), "adapter")
-        if self.architecture.family not in FAMILIES:
-            raise UserError(f"model family '{self.architecture.family}' has no MLX decoder yet")
-        named = dict(base)
+        named = {module_of(name): self._gain(name, array) for name, array in base.items()}
         for name, array in adapter.items():
-            if path := module_path(name, self.first_msa):
-                named[path] = array
-        self.load_weights([(name, mx.array(array).astype(dtype)) for name, array in named.items()])
+            named[module_path(name, self.first_msa)] = array
+        codes = {f"{module}.weight" for module in quantized}
+        self.load_weights(
+            [(n, mx.array(a) if n in codes else as_weight(a, dtype)) for n, a in named.items()]
+        )
+
+    def _gain(self, name: str, array):
+        """A norm's gain with `norm_offset`, in float32; other weights as they are."""
+        offset = self.architecture.norm_offset
+        is_gain = offset and name.endswith("norm.weight")
+        return mx.array(array).astype(mx.float32) + offset if is_gain else array
+
+
+def _rotary(architecture: Architecture, context: int) -> MappingProxyType:
+    """By window: frequencies (None with learned positions) and the factor of cosines and sines.
+
+    A mapping that a module does not take for parameters.
+    """
+    tables = dict.fromkeys(architecture.distinct_windows, (None, 1.0))
+    if architecture.rotated:
+        for window in tables:
+            frequencies = mx.array(inverse_frequencies(architecture, window, context))
+            tables[window] = frequencies, attention_factor(architecture, window)
+    return MappingProxyType(tables)
+
+
+def module_of(name: str) -> str:
+    """Where a base weight lives in StreamDecoder: its canonical name, but for the head's bias."""
+    return "head_bias" if name == "head.bias" else name
 
 
 def adapter_shapes(config: SpeculativeConfig, architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a bundle's adapter file: speculative tensors, then shared mode's LoRA."""
-    shapes = tensor_shapes(config, architecture)
+    """Names and shapes of what a decoder takes of an adapter: speculative tensors, shared mode's LoRA.
+
+    The parent bias is the host's: a bundle may keep it in a file of its own.
+    """
+    shapes = {n: s for n, s in tensor_shapes(config, architecture).items() if n not in PARENT_BIAS}
     if rank := config.lora_rank:
         for layer in range(architecture.num_layers):
             for target, (outputs, inputs) in architecture.projection_shapes().items():
-                prefix = f"lora.layers.{layer}.{_block(target)}.{target}"
+                prefix = f"lora.layers.{layer}.{block_of(target)}.{target}"
                 shapes |= {f"{prefix}.a": (rank, inputs), f"{prefix}.b": (outputs, rank)}
     return shapes
 
 
-def module_path(name: str, first_msa: int) -> str | None:
-    """Where an adapter tensor lives in StreamDecoder; None for what the host uses (the parent bias)."""
+def module_path(name: str, first_msa: int) -> str:
+    """Where an adapter tensor (`adapter_shapes`) lives in StreamDecoder."""
     kind, *rest = name.split(".")
-    if kind == "markov":
-        return None
     if kind == "lora":
         _, layer, block, target, factor = rest
         return f"layers.{layer}.{block}.lora.{target}.{factor}"
     if kind == "stream_lora":
         layer, target, factor = rest
-        return f"layers.{first_msa + int(layer)}.{_block(target)}.stream_lora.{target}.{factor}"
+        return f"layers.{first_msa + int(layer)}.{block_of(target)}.stream_lora.{target}.{factor}"
     factors = {"down": "a", "up": "b"}
     if kind == "stream_adapters":
         return f"layers.{first_msa + int(rest[0])}.mlp.stream_adapter.{factors[rest[1]]}"
@@ -137,6 +239,6 @@ def module_path(name: str, first_msa: int) -> str | None:
     return name
 
 
-def _block(target: str) -> str:
-    assert target in LORA_TARGETS
-    return "attn" if target in ATTENTION else "mlp"
+def as_weight(array, dtype: mx.Dtype) -> mx.array:
+    """A numpy or MLX array in `dtype`. An MLX array that has it already is shared, not copied."""
+    return (array if isinstance(array, mx.array) else mx.array(array)).astype(dtype)

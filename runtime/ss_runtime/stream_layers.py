@@ -11,42 +11,104 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
-from ss_device.architecture import Architecture
+from ss_device.architecture import ATTENTION, Architecture
 from ss_device.config import SpeculativeConfig
 from ss_runtime.kv_cache import write_rows
 
-ATTENTION = ("q", "k", "v", "o")
-FEED_FORWARD = ("gate", "up", "down")
+ACTIVATIONS = {"silu": nn.silu, "gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "relu": nn.relu}
+
+
+@dataclass(frozen=True)
+class View:
+    """What layers with one window see of the rows of a pass.
+
+    mask: bool [R, C] over the key buffer; cos, sin: float32 [R, 1, rotated / 2] of the rows' positions,
+    None with learned positions.
+    """
+
+    mask: mx.array
+    cos: mx.array | None = None
+    sin: mx.array | None = None
 
 
 @dataclass(frozen=True)
 class Rows:
     """Where the rows of one pass stand.
 
-    num_main: how many of the R rows are main rows, the rest are streams; cos, sin: float32 [R, 1,
-    head_dim / 2] of their positions; mask: bool [R, C] over the key buffer; slot: int32 [1], the
-    buffer slot of the first row.
+    num_main: how many of the R rows are main rows, the rest are streams; slot: int32 [1], the buffer slot
+    of the first row; views: by the layers' window.
     """
 
     num_main: int
-    cos: mx.array
-    sin: mx.array
-    mask: mx.array
     slot: mx.array
+    views: dict[int | None, View]
 
 
-def rotary_tables(positions: mx.array, head_dim: int, theta: float) -> tuple[mx.array, mx.array]:
-    """cos and sin of every position's angles, float32 [R, 1, head_dim / 2]. positions: int [R]."""
-    exponents = mx.arange(0, head_dim, 2).astype(mx.float32) / head_dim
-    angles = positions.astype(mx.float32)[:, None, None] * mx.power(theta, -exponents)
-    return mx.cos(angles), mx.sin(angles)
+def rotary_tables(positions: mx.array, frequencies: mx.array, factor: float) -> tuple[mx.array, mx.array]:
+    """cos and sin of every position's angles, times `factor`: float32 [R, 1, rotated / 2].
+
+    positions: int [R]; frequencies: float32 [rotated / 2] (`ss_device.rotary`).
+    """
+    angles = positions.astype(mx.float32)[:, None, None] * frequencies
+    cos, sin = mx.cos(angles), mx.sin(angles)
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
-def rotate(heads: mx.array, rows: Rows) -> mx.array:
-    """Rotary positions on [R, heads, head_dim], halves rotated against each other, in float32."""
-    first, second = mx.split(heads.astype(mx.float32), 2, axis=-1)
-    turned = [first * rows.cos - second * rows.sin, second * rows.cos + first * rows.sin]
-    return mx.concatenate(turned, axis=-1).astype(heads.dtype)
+def rotate(heads: mx.array, view: View) -> mx.array:
+    """Rotary positions on the first features of [R, heads, head_dim], halves turned in float32."""
+    if view.cos is None:
+        return heads
+    half = view.cos.shape[-1]
+    first, second, rest = mx.split(heads, [half, 2 * half], axis=-1)
+    first, second = first.astype(mx.float32), second.astype(mx.float32)
+    turned = [first * view.cos - second * view.sin, second * view.cos + first * view.sin]
+    turned = mx.concatenate(turned, axis=-1).astype(heads.dtype)
+    return mx.concatenate([turned, rest], axis=-1) if rest.size else turned
+
+
+def soft_cap(x: mx.array, cap: float | None) -> mx.array:
+    return x if cap is None else cap * mx.tanh(x / cap)
+
+
+def attend(q, keys, values, mask: mx.array, scale: float, cap: float | None) -> mx.array:
+    """Grouped-query attention: q [1, H, R, D], keys and values [1, n_kv, C, D] → [1, H, R, D].
+
+    mask: bool [R, C], or [1, H, R, C] where heads see different keys.
+    """
+    if cap is None:
+        return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
+    _, heads, rows, size = q.shape
+    scores = attention_scores(q, keys, scale, cap)
+    mask = mask if mask.ndim == 2 else mask.reshape(scores.shape)
+    weights = mx.softmax(mx.where(mask, scores, -mx.inf), axis=-1, precise=True)
+    return (weights @ values[:, :, None]).reshape(1, heads, rows, size)
+
+
+def attention_scores(q, keys, scale: float, cap: float | None) -> mx.array:
+    """Scaled, capped scores of q [1, H, R, D] at keys [1, n_kv, C, D]: [1, n_kv, H / n_kv, R, C]."""
+    grouped = (q * scale).reshape(1, keys.shape[1], -1, *q.shape[2:])
+    return soft_cap(grouped @ keys[:, :, None].swapaxes(-1, -2), cap)
+
+
+def rotate_values(values: mx.array, num_streams: int, turn: float) -> mx.array:
+    """Values of streams [P·γ, n_kv, D], position by position, as D/2 complex numbers (halves); those of
+    stream j turned by j · `turn` radians (v1 App. B, Eq. 7)."""
+    angles = turn * mx.arange(1, num_streams + 1, dtype=mx.float32)
+    angles = mx.tile(angles, values.shape[0] // num_streams)[:, None, None]
+    real, imaginary = mx.split(values.astype(mx.float32), 2, axis=-1)
+    cos, sin = mx.cos(angles), mx.sin(angles)
+    turned = [real * cos - imaginary * sin, real * sin + imaginary * cos]
+    return mx.concatenate(turned, axis=-1).astype(values.dtype)
+
+
+def make_norm(architecture: Architecture, size: int | None = None) -> nn.Module:
+    """One of the decoder's norms; with `size`, the RMSNorm of a head's features.
+
+    `norm_offset` is part of the installed gain.
+    """
+    if size is None and architecture.norm == "layer":
+        return nn.LayerNorm(architecture.hidden_size, architecture.norm_eps, bias=architecture.norm_bias)
+    return nn.RMSNorm(size or architecture.hidden_size, architecture.norm_eps)
 
 
 class LowRank(nn.Module):
@@ -66,10 +128,13 @@ class LowRank(nn.Module):
 class AdaptedLinears(nn.Module):
     """Named projections of one block, with LoRA of all rows (`lora`) and of streams (`stream_lora`)."""
 
-    def __init__(self, shapes: dict[str, tuple[int, int]], config: SpeculativeConfig, is_msa: bool):
+    def __init__(
+        self, architecture: Architecture, config: SpeculativeConfig, is_msa: bool, names: list[str]
+    ):
         super().__init__()
+        shapes = {name: architecture.projection_shapes()[name] for name in names}
         for name, (outputs, inputs) in shapes.items():
-            self[name] = nn.Linear(inputs, outputs, bias=False)
+            self[name] = nn.Linear(inputs, outputs, bias=name in architecture.biases)
         if rank := config.lora_rank:
             scale = config.lora_alpha / rank
             self.lora = {name: LowRank(*shape, rank, scale) for name, shape in shapes.items()}
@@ -92,67 +157,110 @@ class Attention(AdaptedLinears):
     """Grouped-query attention over a key/value buffer that the rows are first written into."""
 
     def __init__(self, architecture: Architecture, config: SpeculativeConfig, is_msa: bool):
-        shapes = architecture.projection_shapes()
-        super().__init__({name: shapes[name] for name in ATTENTION}, config, is_msa)
+        super().__init__(architecture, config, is_msa, list(ATTENTION))
         self.architecture = architecture
+        self.num_streams = config.num_streams
+        self.value_rotation, self.stream_top_keys = config.value_rotation, config.stream_top_keys
+        if architecture.qk_norm:
+            self.q_norm = make_norm(architecture, architecture.head_dim)
+            self.k_norm = make_norm(architecture, architecture.head_dim)
 
-    def __call__(self, x: mx.array, rows: Rows, kv: tuple[mx.array, mx.array]):
+    def __call__(self, x: mx.array, rows: Rows, view: View, kv: tuple[mx.array, mx.array]):
         """x [R, h] → ([R, h], buffers with the rows written at `rows.slot`)."""
-        size, kv_heads = self.architecture.head_dim, self.architecture.num_kv_heads
-        split = {"q": self.architecture.num_heads, "k": kv_heads, "v": kv_heads}
+        a = self.architecture
+        split = {"q": a.num_heads, "k": a.num_kv_heads, "v": a.num_kv_heads}
         q, k, v = (
-            self.project(name, x, rows.num_main).reshape(-1, count, size) for name, count in split.items()
+            self.project(name, x, rows.num_main).reshape(-1, count, a.head_dim)
+            for name, count in split.items()
         )
-        q, k = rotate(q, rows), rotate(k, rows)
+        if a.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, view), rotate(k, view)
+        if self.value_rotation and rows.num_main < x.shape[0]:
+            turned = rotate_values(v[rows.num_main :], self.num_streams, self.value_rotation)
+            v = mx.concatenate([v[: rows.num_main], turned], axis=0)
         q, k, v = (part.transpose(1, 0, 2)[None] for part in (q, k, v))
         keys, values = write_rows(kv[0], k, rows.slot), write_rows(kv[1], v, rows.slot)
-        mixed = mx.fast.scaled_dot_product_attention(q, keys, values, scale=size**-0.5, mask=rows.mask)
+        mask = view.mask
+        if 0 < self.stream_top_keys < mask.shape[1] and rows.num_main < x.shape[0]:
+            mask = self._only_top_keys(q, keys, mask, rows)
+        mixed = attend(q, keys, values, mask, a.query_scale, a.attention_softcap)
         mixed = mixed[0].transpose(1, 0, 2).reshape(x.shape[0], -1)
         return self.project("o", mixed, rows.num_main), (keys, values)
 
+    def _only_top_keys(self, q: mx.array, keys: mx.array, mask: mx.array, rows: Rows) -> mx.array:
+        """The mask [R, C] by head, [1, H, R, C]: of the main keys, streams see those that their main row
+        attends to most (v2 H.1). Equal scores at the limit are all seen: no order decides among them."""
+        a, main = self.architecture, rows.num_main
+        is_main_key = mx.arange(mask.shape[1]) < rows.slot + main
+        scores = attention_scores(
+            q[:, :, :main].astype(mx.float32), keys.astype(mx.float32), a.query_scale, a.attention_softcap
+        )
+        scores = mx.where(mask[:main] & is_main_key, scores, -mx.inf)
+        limit = mx.min(mx.topk(scores, self.stream_top_keys, axis=-1), axis=-1, keepdims=True)
+        seen = (scores >= limit).reshape(1, a.num_heads, main, -1)
+        seen = mx.repeat(seen, self.num_streams, axis=2) | ~is_main_key
+        of_main = mx.broadcast_to(mask[:main], (1, a.num_heads, *mask[:main].shape))
+        return mx.concatenate([of_main, mask[main:] & seen], axis=2)
+
 
 class FeedForward(AdaptedLinears):
-    """Gated SiLU block; stream rows go through their adapter instead of it, or beside it."""
+    """Gated or plain block; stream rows go through their adapter instead of it, or beside it.
+
+    post_norm: sandwich layers norm the block's output, not the adapter's.
+    """
 
     def __init__(self, architecture: Architecture, config: SpeculativeConfig, is_msa: bool):
-        shapes = architecture.projection_shapes()
-        super().__init__({name: shapes[name] for name in FEED_FORWARD}, config, is_msa)
+        names = [name for name in architecture.projection_shapes() if name not in ATTENTION]
+        super().__init__(architecture, config, is_msa, names)
+        self.act = ACTIVATIONS[architecture.activation]
         self.streams_use_block = config.stream_mlp == "base"
         if is_msa and (rank := config.stream_adapter_rank):
             self.stream_adapter = LowRank(architecture.hidden_size, architecture.hidden_size, rank)
 
-    def __call__(self, x: mx.array, num_main: int) -> mx.array:
+    def __call__(self, x: mx.array, num_main: int, post_norm) -> mx.array:
         """Normalised rows [R, h] → [R, h] (METHOD: Modes, stream feed-forward)."""
         if num_main == x.shape[0]:
-            return self.block(x, num_main)
+            return post_norm(self.block(x, num_main))
         streams = self.adapt(x[num_main:])
         if self.streams_use_block:
-            y = self.block(x, num_main)
+            y = post_norm(self.block(x, num_main))
             main, streams = y[:num_main], y[num_main:] + streams
         else:
-            main = self.block(x[:num_main], num_main)
+            main = post_norm(self.block(x[:num_main], num_main)) if num_main else None
         return mx.concatenate([main, streams], axis=0) if num_main else streams
 
     def block(self, x: mx.array, num_main: int) -> mx.array:
-        gate, up = self.project("gate", x, num_main), self.project("up", x, num_main)
-        return self.project("down", nn.silu(gate) * up, num_main)
+        inner = self.act(self.project("gate" if "gate" in self else "up", x, num_main))
+        if "gate" in self:
+            inner = inner * self.project("up", x, num_main)
+        return self.project("down", inner, num_main)
 
     def adapt(self, x: mx.array) -> mx.array:
         return self["stream_adapter"](x) if "stream_adapter" in self else mx.zeros_like(x)
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm layer. `is_msa`: it carries streams."""
+    """One pre-norm layer with the norms and residuals of its architecture. `is_msa`: it carries streams."""
 
-    def __init__(self, architecture: Architecture, config: SpeculativeConfig, is_msa: bool):
+    def __init__(
+        self, architecture: Architecture, config: SpeculativeConfig, is_msa: bool, window: int | None
+    ):
         super().__init__()
-        self.attn_norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_eps)
+        for name in architecture.norm_names():
+            self[name] = make_norm(architecture)
         self.attn = Attention(architecture, config, is_msa)
-        self.mlp_norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_eps)
         self.mlp = FeedForward(architecture, config, is_msa)
+        self.window = window
 
     def __call__(self, x: mx.array, rows: Rows, kv: tuple[mx.array, mx.array]):
         """x [R, h] → ([R, h], the layer's buffers with the rows written)."""
-        mixed, kv = self.attn(self.attn_norm(x), rows, kv)
-        x = x + mixed
-        return x + self.mlp(self.mlp_norm(x), rows.num_main), kv
+        normed = self.attn_norm(x)
+        mixed, kv = self.attn(normed, rows, rows.views[self.window], kv)
+        x = x + self._post("attn_post_norm", mixed)
+        if "mlp_norm" in self:  # without it the block runs beside attention, on the same norm
+            normed = self.mlp_norm(x)
+        return x + self.mlp(normed, rows.num_main, lambda y: self._post("mlp_post_norm", y)), kv
+
+    def _post(self, name: str, y: mx.array) -> mx.array:
+        return self[name](y) if name in self else y

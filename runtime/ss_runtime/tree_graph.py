@@ -70,6 +70,14 @@ def cache_mask(rows: mx.array, length: mx.array, start: mx.array, capacity: int)
     return mx.slice_update(seen, rows, start, (1,))
 
 
+def slot_positions(rows: mx.array, start: mx.array, capacity: int) -> mx.array:
+    """Position of what stands in each slot of a key buffer, int32 [capacity].
+
+    Committed slot s holds position s; the slots from `start` [1] on hold `rows` [R].
+    """
+    return mx.slice_update(mx.arange(capacity), rows.astype(mx.int32), start, (0,))
+
+
 def node_scores(tree: TreeArrays, edges: mx.array) -> mx.array:
     """Path log-probability of each node: its ancestors' edges and its own. float32 [N].
 

@@ -14,7 +14,7 @@ from ss_device.command_line import CommandParser, console, positive, print_json,
 from ss_device.errors import UserError
 from ss_device.trace import Trace, load_traces
 from ss_runtime.backends import DTYPES, check_backend, default_dtype, open_backend, why_not
-from ss_runtime.validation import TOLERANCES, Replay, has_exact_weights, replay
+from ss_runtime.validation import TOLERANCES, Replay, golden_of, has_exact_weights, replay
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
 SHOWN_DIFFERENCES = 20
@@ -54,9 +54,9 @@ def validate(arguments: argparse.Namespace) -> int:
     left_out: list[dict] = []
     for name in names:
         adapter = bundle.adapter(name)
-        traces = golden_traces(bundle, adapter, arguments.limit)
         replays[name] = []
         for backend, dtype in wanted:
+            traces = golden_traces(bundle, adapter, arguments.limit, backend)
             if (reason := why_not(backend, bundle, adapter)) is None:
                 replays[name].append(validate_backend(bundle, adapter, traces, backend, dtype))
             elif arguments.backend:
@@ -93,14 +93,17 @@ def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     return wanted
 
 
-def golden_traces(bundle: Bundle, adapter: BundledAdapter, limit: int | None = None) -> list[Trace]:
-    """The adapter's traces. Raises UserError when the bundle came without."""
-    if adapter.golden is None:
+def golden_traces(
+    bundle: Bundle, adapter: BundledAdapter, limit: int | None = None, backend: str = "mlx"
+) -> list[Trace]:
+    """The adapter's traces for a back end (`golden_of`). Raises UserError when the bundle came without."""
+    stem = golden_of(adapter, backend)
+    if stem is None:
         raise UserError(
             f"{bundle.path}: adapter '{adapter.app}' has no golden traces; convert again where PyTorch "
             "is installed"
         )
-    return load_traces(bundle.path / adapter.golden)[:limit]
+    return load_traces(bundle.path / stem)[:limit]
 
 
 def validate_backend(

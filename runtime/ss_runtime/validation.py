@@ -132,14 +132,25 @@ class Replay:
         }
 
 
+PACKAGE_BACKENDS = ("executor", "coreml")
+
+
+def golden_of(adapter: BundledAdapter, backend: str) -> str | None:
+    """The traces that a back end is held to: a package with compressed weights has its own."""
+    if backend in PACKAGE_BACKENDS and adapter.coreml is not None and adapter.coreml.golden:
+        return adapter.coreml.golden
+    return adapter.golden
+
+
 def has_exact_weights(bundle: Bundle, adapter: BundledAdapter, backend: str) -> bool:
     """Whether a back end computes with the very weights that the reference recorded with.
 
-    Not so when the base was rounded to float16, nor in a Core ML package with LoRA, which is added to
-    the base weights before they are rounded.
+    Not so when base or adapter were rounded to float16. Traces of a compressed package were recorded
+    with what the package holds.
     """
-    baked = backend in ("executor", "coreml") and adapter.config.lora_rank > 0
-    return bundle.manifest.made.get("exact_weights", True) and not baked
+    if backend in PACKAGE_BACKENDS and adapter.coreml is not None and adapter.coreml.golden:
+        return True
+    return bundle.manifest.made.get("exact_weights", True)
 
 
 def replay(

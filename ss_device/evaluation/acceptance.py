@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ss_device.decoding import Drafter, Step, StepModel, decode
+from ss_device.decoding import Drafter, StepModel, decode
+from ss_device.tree import DraftTree
 
 
 @dataclass
@@ -27,19 +28,25 @@ class AcceptanceCounts:
     accepted: list[int] = field(default_factory=list)
     per_prompt: list[float] = field(default_factory=list)
 
-    def add(self, step: Step) -> None:
-        """Count one step after prefill."""
+    def add(self, tree: DraftTree, path: Sequence[int], emitted: int, rows: int) -> None:
+        """Count one call after prefill: its tree, accepted path, emitted tokens and verified rows."""
         self.calls += 1
-        self.tokens += len(step.tokens)
-        self.rows += len(step.verified.kept)
-        last = step.path[-1]
-        deepest = int(step.tree.depths[last])
+        self.tokens += emitted
+        self.rows += rows
+        last = path[-1]
+        deepest = int(tree.depths[last])
         self._grow(deepest + 1)
         for depth in range(deepest):
             self.offered[depth] += 1
             self.accepted[depth] += 1
-        if step.tree.children(last):
+        if tree.children(last):
             self.offered[deepest] += 1
+
+    def end_prompt(self, tokens_before: int, calls_before: int) -> None:
+        """Close a prompt that began when `tokens` and `calls` stood at the given values."""
+        self.prompts += 1
+        if calls := self.calls - calls_before:
+            self.per_prompt.append((self.tokens - tokens_before) / calls)
 
     def _grow(self, depth: int) -> None:
         missing = depth - len(self.offered)
@@ -69,20 +76,25 @@ def measure(
     max_tokens: int,
     stop_ids: frozenset[int],
     report: Callable[[int, int], None] = lambda done, total: None,
+    stopped: Callable[[list[int]], int | None] = lambda ids: None,
 ) -> tuple[AcceptanceCounts, list[list[int]]]:
-    """Decode every prompt (token ids); the counts and the generated ids of each, end token included."""
+    """Decode every prompt (token ids); the counts and the generated ids of each, end token included.
+
+    stopped: how many of the generated ids to keep once a stop string is met, None before.
+    """
     counts, outputs = AcceptanceCounts(), []
     for prompt in prompts:
         before = (counts.tokens, counts.calls)
         generated: list[int] = []
         for step in decode(model, drafter, prompt, max_tokens, stop_ids):
-            generated.extend(step.tokens)
+            end = stopped(generated + step.tokens)
+            kept = step.tokens if end is None else step.tokens[: end - len(generated)]
+            generated.extend(kept)
             if step.tree is not None:
-                counts.add(step)
-        calls = counts.calls - before[1]
-        if calls:
-            counts.per_prompt.append((counts.tokens - before[0]) / calls)
-        counts.prompts += 1
+                counts.add(step.tree, step.path, len(kept), len(step.verified.kept))
+            if end is not None:
+                break
+        counts.end_prompt(*before)
         outputs.append(generated)
         report(counts.prompts, len(prompts))
     return counts, outputs

@@ -1,23 +1,94 @@
-"""Task metrics on generated text."""
+"""Task metrics on generated text: exact match and ROUGE, several references per prompt, intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ss_device.errors import UserError
+from ss_device.evaluation.bootstrap import mean_interval
+
+ROUGE = ("rouge1", "rouge2", "rougeLsum")
 
 
 def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
     """Share of predictions equal to their reference, spaces at the ends aside. In [0, 1]."""
+    return float(
+        np.mean(prompt_scores("exact_match", predictions, [[r] for r in references])["exact_match"])
+    )
+
+
+def metric(name: str) -> Callable[[Sequence[str], Sequence[str]], float]:
+    """An application's metric (`app.toml`) as one number over single references; ROUGE-Lsum for rouge."""
+    if name == "exact_match":
+        return exact_match
+    if name == "rouge":
+        return lambda texts, references: float(
+            np.mean(prompt_scores("rouge", texts, [[r] for r in references])["rougeLsum"])
+        )
+    raise UserError(f"metric '{name}' is not available (available: exact_match, rouge)")
+
+
+def score(
+    name: str,
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    over_references: str = "best",
+    seed: int = 0,
+) -> dict:
+    """Mean of every figure of the metric, and its 95 % bootstrap interval under `<figure>_interval`.
+
+    Values in [0, 1], rounded to 4 places; empty for metric `none`.
+    """
+    if name == "none":
+        return {}
+    result: dict = {}
+    for figure, values in prompt_scores(name, predictions, references, over_references).items():
+        result[figure] = round(float(np.mean(values)), 4)
+        result[f"{figure}_interval"] = [round(v, 4) for v in mean_interval(values, seed=seed)]
+    return result
+
+
+def prompt_scores(
+    name: str,
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    over_references: str = "best",
+) -> dict[str, list[float]]:
+    """Figure name → one value per prompt, the best over its references or their mean.
+
+    ROUGE-1, ROUGE-2 and ROUGE-Lsum are F1 values of the `rouge-score` package (Lin 2004), without
+    stemming; for Lsum every sentence stands on its own line.
+    """
     if len(predictions) != len(references) or not references:
         raise ValueError("as many predictions as references are needed, and at least one")
-    hits = sum(p.strip() == r.strip() for p, r in zip(predictions, references, strict=True))
-    return hits / len(references)
+    values = {"exact_match": _exact_match, "rouge": _rouge()}[name]
+    combine = {"best": max, "mean": lambda scores: sum(scores) / len(scores)}[over_references]
+    collected: dict[str, list[float]] = {}
+    for text, wanted in zip(predictions, references, strict=True):
+        each = [values(text, reference) for reference in wanted]
+        for figure in each[0]:
+            collected.setdefault(figure, []).append(combine([e[figure] for e in each]))
+    return collected
 
 
-def metric(name: str):
-    """The metric of an application by name (`app.toml`)."""
-    known = {"exact_match": exact_match}
-    if name not in known:
-        raise UserError(f"metric '{name}' is not available (available: {', '.join(known)})")
-    return known[name]
+def _exact_match(text: str, reference: str) -> dict[str, float]:
+    return {"exact_match": float(text.strip() == reference.strip())}
+
+
+def _rouge() -> Callable[[str, str], dict[str, float]]:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(list(ROUGE), use_stemmer=False)
+
+    def values(text: str, reference: str) -> dict[str, float]:
+        scores = scorer.score(_one_sentence_a_line(reference), _one_sentence_a_line(text))
+        return {figure: scores[figure].fmeasure for figure in ROUGE}
+
+    return values
+
+
+def _one_sentence_a_line(text: str) -> str:
+    return re.sub(r"(?<=[.!?])\s+", "\n", text.strip())

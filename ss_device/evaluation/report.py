@@ -12,16 +12,19 @@ from ss_device.base_model import open_base
 from ss_device.config import parameter_count
 from ss_device.decoding import Drafter
 from ss_device.evaluation.acceptance import measure
-from ss_device.evaluation.metrics import metric
+from ss_device.evaluation.metrics import score
+from ss_device.evaluation.prompts import load_test_prompts
+from ss_device.evaluation.stopping import stop_length, text_before_stop
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
-from ss_device.training.examples import load_prompts
+from ss_device.training.chat_template import with_tokenizer_template
+from ss_device.training.examples import encode_prompts
 
 
 def evaluate_adapter(
     adapter_folder: Path,
     base_folder: Path,
-    data: Path,
+    data: Path | str,
     limit: int,
     num_nodes: int,
     num_kept: int | None,
@@ -29,29 +32,36 @@ def evaluate_adapter(
     top_k: int,
     prune_over: str,
     max_tokens: int | None,
+    app_name: str | None = None,
 ) -> dict:
     """Decode `limit` rows of `data` on the float32 reference and report what happened.
 
-    Rows are drawn with a fixed seed, so every adapter and tree sees the same prompts.
+    Prompts are drawn with a fixed seed, so every adapter and tree sees the same ones; rows of the same
+    prompt are one prompt with several references. The metric comes with a 95 % bootstrap interval.
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
-    app = load_application(adapter.app)
+    app = with_tokenizer_template(load_application(app_name or adapter.app), base_folder)
     tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
-    start = [] if base.architecture.bos_id is None else [base.architecture.bos_id]
-    pairs = load_prompts(app, data, limit, seed=0)
-    prompts = [start + tokenizer.encode(p, add_special_tokens=False).ids for p, _ in pairs]
+    tests = load_test_prompts(app, data, limit, seed=0)
+    prompts = encode_prompts(
+        app, [(t.text, t.row) for t in tests], tokenizer, base.architecture.bos_id,
+        base.architecture.eos_ids[0],
+    )  # fmt: skip
     model = ReferenceStepModel(
         load_stream_model(base, adapter), num_nodes, num_kept or num_nodes, None, prune_over
     )
     drafter = Drafter(num_nodes, shape, top_k, adapter.parent_bias())
     stop_ids = frozenset(base.architecture.eos_ids)
-    counts, outputs = measure(model, drafter, prompts, max_tokens or app.max_tokens, stop_ids)
-    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in outputs]
-    references = [row[app.reference] for _, row in pairs]
+    strings = app.stop_strings
+    counts, outputs = measure(
+        model, drafter, prompts, max_tokens or app.max_tokens, stop_ids,
+        stopped=lambda ids: stop_length(ids, tokenizer, strings),
+    )  # fmt: skip
+    texts = [text_before_stop(ids, tokenizer, strings) for ids in outputs]
     return {
         "adapter": adapter.app,
         "tree": {"shape": shape, "nodes": num_nodes, "kept": num_kept or num_nodes, "top_k": top_k},
         **counts.summary(),
-        app.metric: round(metric(app.metric)(texts, references), 4),
+        **score(app.metric, texts, [t.references for t in tests], app.over_references),
         "parameters": parameter_count(adapter.config, base.architecture),
     }

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
-from ss_device.families import llama
+from ss_device.families import gemma2, gemma3_text, llama, mistral, opt, phi, phi3, qwen2, qwen3
+from ss_device.families.checkpoint_names import CheckpointNames, Part, fused_projections
 
-FAMILIES = {"llama": llama}
+__all__ = ["FAMILIES", "Part", "canonical_parts", "fused_projections", "names_of", "read_architecture"]
+
+FAMILIES = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "phi": phi,
+    "phi3": phi3,
+    "opt": opt,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3_text,
+}
 
 
 def family_module(model_type: str):
@@ -23,6 +36,11 @@ def read_architecture(config: dict) -> Architecture:
     return family_module(config.get("model_type", "")).architecture(config)
 
 
-def canonical_name(model_type: str, name: str) -> str | None:
-    """Canonical name of a checkpoint's weight; None for buffers that are derived from the config."""
-    return family_module(model_type).canonical_name(name)
+def names_of(architecture: Architecture | None) -> CheckpointNames:
+    """The family's module paths. None: Llama's, for adapter folders that do not name their base's."""
+    return (llama if architecture is None else family_module(architecture.family)).NAMES
+
+
+def canonical_parts(architecture: Architecture | None, name: str) -> list[Part]:
+    """The canonical tensors that a checkpoint's tensor `name` holds; [] for derived buffers."""
+    return names_of(architecture).parts(name, architecture)

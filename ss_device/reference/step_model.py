@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ss_device.acceptance import walk
-from ss_device.decoding import Proposal, StepLimits, Verified
+from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError
 from ss_device.reference.stream_model import KeysValues, Rows, StreamModel
 from ss_device.tree import DraftTree, keep_best_nodes, root_only
@@ -43,7 +43,7 @@ class ReferenceStepModel:
             num_nodes=num_nodes,
             num_kept=kept,
             num_streams=model.config.num_streams,
-            context=context or model.architecture.max_positions,
+            context=context or model.architecture.default_context,
         )
         self.cache: list[KeysValues | None] = [None] * model.architecture.num_layers
         self._scratch: list[KeysValues] = []
@@ -55,19 +55,19 @@ class ReferenceStepModel:
         return 0 if self.cache[0] is None else self.cache[0][0].shape[2]
 
     @torch.no_grad()
-    def prefill(self, tokens: Sequence[int]) -> Proposal:
+    def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
         """All but the last prompt token without streams; the last one as a one-node tree with them."""
         self.cache = [None] * len(self.cache)
         if len(tokens) > 1:
             rows = self._rows(torch.tensor([list(tokens[:-1])]), torch.arange(len(tokens) - 1), None)
             for index in range(len(self.cache)):
                 rows, self.cache[index] = self.model.layer(index, rows, None)
-        verified = self.step(root_only(int(tokens[-1])))
+        verified = self.step(root_only(int(tokens[-1])), choose)
         self.commit([0])
         return Proposal(int(verified.chosen[0]), verified.stream_logits)
 
     @torch.no_grad()
-    def step(self, tree: DraftTree) -> Verified:
+    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
         """Verify a tree; see `StepModel`. `Verified.logits` holds the main logits [K', V]."""
         n, first = self.length, self.model.first_msa_layer
         positions = torch.from_numpy(n + tree.depths.astype(np.int64))
@@ -85,7 +85,7 @@ class ReferenceStepModel:
         for index in range(first, len(self.cache)):
             rows, new = self.model.layer(index, rows, self.cache[index])
             self._scratch.append(new)
-        return self._verified(tree, rows)
+        return self._verified(tree, rows, choose)
 
     def commit(self, path: Sequence[int]) -> None:
         """Append the path's keys and values; lower layers hold all nodes, upper ones the kept."""
@@ -106,12 +106,13 @@ class ReferenceStepModel:
             among = torch.from_numpy(tree.ancestor_mask())
         mask = torch.cat([torch.ones(count, n, dtype=torch.bool), among], 1)
         device = next(self.model.parameters()).device
-        hidden = self.model.embed(tokens.to(device))
-        return Rows(hidden, positions[None].to(device), mask[None].to(device))
+        positions = positions[None].to(device)
+        hidden = self.model.embed(tokens.to(device), positions)
+        return Rows(hidden, positions, mask[None].to(device), context=self.limits.context)
 
-    def _verified(self, tree: DraftTree, rows: Rows) -> Verified:
+    def _verified(self, tree: DraftTree, rows: Rows, choose: Choose | None) -> Verified:
         logits = self.model.logits(rows.main[0]).float().cpu().numpy()
-        chosen = logits.argmax(-1).astype(np.int32)
+        chosen = logits.argmax(-1).astype(np.int32) if choose is None else choose(self._kept, logits)
         accepted = walk(tree, self._kept, chosen)[-1]
         row = int(np.searchsorted(self._kept, accepted))
         streams = self.model.logits(rows.streams[0, row]).float().cpu().numpy()

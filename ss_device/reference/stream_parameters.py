@@ -71,7 +71,8 @@ class StreamParameters(nn.Module):
     def __init__(self, config: SpeculativeConfig, architecture: Architecture) -> None:
         super().__init__()
         h = architecture.hidden_size
-        self.stream_embeddings = nn.Parameter(0.02 * torch.randn(config.num_streams, h))
+        if not config.value_rotation:
+            self.stream_embeddings = nn.Parameter(0.02 * torch.randn(config.num_streams, h))
         if config.stream_init_rank:
             self.stream_init = LowRank(h, h, config.stream_init_rank)
         if config.stream_adapter_rank:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import time
+import hashlib
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 
 from ss_device.adapter import Adapter, write_speculative_files
 from ss_device.application import Application
@@ -19,32 +19,29 @@ from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.files import folder_in_one_go
-from ss_device.reference.stream_model import StreamModel, add_lora, load_base
-from ss_device.training.batching import plan_batches
-from ss_device.training.checkpoint import load_checkpoint, save_checkpoint, trainable
+from ss_device.reference.stream_model import StreamModel, add_lora, attach_adapter, load_base
+from ss_device.training.base_loading import check_quantization, load_training_base
+from ss_device.training.checkpoint import copy_trainable, load_checkpoint, trainable
 from ss_device.training.corpus import Document
-from ss_device.training.log import open_log
-from ss_device.training.losses import StreamLoss, make_batch, rank_statistics
+from ss_device.training.loop import Progress, TrainingRun
+from ss_device.training.objective import StreamLoss
+from ss_device.training.run_folder import open_run
+from ss_device.training.schedule import AdapterSchedule, plan_epochs
+from ss_device.training.validation import document_ranks, rank_statistics
 
 
-@dataclass(frozen=True)
-class AdapterSchedule:
-    """Optimisation of an adapter. Linear decay from `learning_rate`; weights as in METHOD: Modes."""
-
-    epochs: float = 5.0
-    tokens_per_batch: int = 2048
-    learning_rate: float = 5e-4
-    warmup_steps: int = 20
-    seed: int = 0
-    checkpoint_minutes: float = 5.0
-
-
-def build_stream_model(base: BaseFolder, config: SpeculativeConfig, seed: int) -> StreamModel:
-    """Frozen base in float32 with freshly initialised parts (and LoRA in shared mode)."""
+def build_stream_model(
+    base: BaseFolder,
+    config: SpeculativeConfig,
+    seed: int,
+    schedule: AdapterSchedule | None = None,
+    device_index: int = 0,
+) -> StreamModel:
+    """Frozen base (as `schedule` says, by default float32) with freshly initialised parts and LoRA."""
     torch.manual_seed(seed)
-    model = load_base(base)
+    model = load_training_base(base, schedule or AdapterSchedule(), device_index)
     if config.lora_rank:
-        model = add_lora(model, config)
+        model = add_lora(model, base.architecture, config)
     return StreamModel(model, base.architecture, config)
 
 
@@ -59,33 +56,136 @@ def train_adapter(
     resume: bool = False,
     report: Callable[[dict], None] = lambda line: None,
     start: Adapter | None = None,
+    parent_bias: dict[str, np.ndarray] | None = None,
 ) -> Adapter:
     """Train an adapter and write its folder to `output`; checkpoints and log in `<output>.run/`.
 
-    `start`: a lossless adapter of the same settings whose parts are the starting point.
+    `start`: an adapter of the same settings whose parts (and LoRA) are the starting point; with
+    `pruning` after, its parts stay as they are and only the early exit learns. `parent_bias`: factors
+    from `load_parent_bias` to start from; with `markov_shared` they are required and stay frozen.
 
-    `report` receives every log record: step, steps, loss, parts, tokens/s, eta seconds.
+    `report` receives every log record on the first process: step, steps, parts, seconds,
+    tokens_per_second, eta (seconds), and `valid` (see `validation.summary`) where that was measured.
     """
-    run = output.with_name(output.name + ".run")
-    if not resume:
-        shutil.rmtree(run, ignore_errors=True)
-    run.mkdir(parents=True, exist_ok=True)
-    settings = {"config": config.to_dict(), "schedule": asdict(schedule), "documents": len(train)}
-    _check_settings(run / "settings.json", settings)
-    accelerator = Accelerator()
-    model = build_stream_model(base, config, schedule.seed)
-    if start is not None:
-        _start_from(model, start, base)
+    _check_inputs(base, config, schedule, train, start)
+    _check_parent_bias(config, start, parent_bias)
+    accelerator = joined_processes()
+    run_folder = output.with_name(output.name + ".run")
+    settings = _settings(base, config, schedule, train, valid, start, parent_bias)
+    if accelerator.is_main_process:
+        open_run(run_folder, settings, resume)
+    accelerator.wait_for_everyone()
+    model = _initial_model(base, config, schedule, start, accelerator.local_process_index, parent_bias)
     optimizer = torch.optim.AdamW(
         list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
     )
-    plan = _plan(train, schedule)
-    record = load_checkpoint(run / "checkpoint", model, optimizer) if resume else None
-    objective, optimizer = accelerator.prepare(StreamLoss(model), optimizer)
-    history = _run(accelerator, objective, optimizer, schedule, train, plan, run, record, report)
-    model = accelerator.unwrap_model(objective).model.eval()
-    statistics = rank_statistics(model, _batches(valid, config, accelerator.device))
-    adapter = Adapter(
+    objective, optimizer = accelerator.prepare(StreamLoss(model, schedule), optimizer)
+    plan = plan_epochs(train, schedule)
+    run = TrainingRun(
+        accelerator, objective, optimizer, schedule, train, valid, plan, run_folder, report
+    )  # fmt: skip
+    record = None
+    if resume:
+        record = load_checkpoint(run_folder / "checkpoint", run.loss_module.model, optimizer)
+    progress = run.run(Progress(**(record or {})))
+    objective.eval()
+    ranks = document_ranks(
+        objective, valid, config.num_streams, accelerator.device, segment=schedule.segment
+    )
+    model = _whole_model(accelerator, run.loss_module.model, base, config, schedule, start, parent_bias)
+    adapter = _adapter(base, app, config, schedule, model, progress, len(train), rank_statistics(ranks))
+    if accelerator.is_main_process:
+        _write(adapter, base, model, output)
+    accelerator.wait_for_everyone()
+    return adapter
+
+
+def joined_processes() -> Accelerator:
+    """The Accelerator; UserError where processes were launched that accelerate could not join."""
+    accelerator, started = Accelerator(), int(os.environ.get("WORLD_SIZE", "1"))
+    if started != accelerator.num_processes:
+        raise UserError(
+            f"{started} processes were started, but accelerate joins {accelerator.num_processes}: "
+            "without a GPU launch them with --cpu"
+        )
+    return accelerator
+
+
+def _check_inputs(base, config, schedule, train, start) -> None:
+    config.check(base.architecture)
+    check_quantization(schedule)
+    if not train:
+        raise UserError("no documents to train on")
+    longest, context = max(len(d.ids) for d in train), base.architecture.max_positions
+    if longest > context:
+        raise UserError(f"a document of {longest} tokens exceeds the base model's context of {context}")
+    if schedule.pruning == "after":
+        if start is None:
+            raise UserError("pruning 'after' needs a trained adapter to start from")
+        if not config.pruning_rank:
+            raise UserError("pruning 'after' needs a pruning_rank above 0")
+    if start is not None:
+        start.check_base(base)
+        own = start.config
+        if schedule.pruning == "after":
+            own = replace(own, pruning_rank=config.pruning_rank)
+        if own != config:
+            raise UserError(f"adapter '{start.app}' to start from has other settings")
+
+
+def _check_parent_bias(config, start, parent_bias) -> None:
+    if parent_bias is not None and not config.markov_rank:
+        raise UserError("a parent bias needs settings with a markov_rank above 0")
+    if config.markov_shared and parent_bias is None and start is None:
+        raise UserError("markov_shared needs the base's parent bias (--parent-bias)")
+
+
+def _initial_model(base, config, schedule, start, device_index, parent_bias=None) -> StreamModel:
+    model = build_stream_model(base, config, schedule.seed, schedule, device_index)
+    if start is not None:
+        _start_from(model, start, base)
+    if parent_bias is not None:
+        model.parts.from_numpy({**model.parts.to_numpy(), **parent_bias})
+    if config.markov_shared:
+        model.parts.markov.requires_grad_(False)
+    if schedule.pruning == "after":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith("parts.pruning."))
+    return model
+
+
+def _start_from(model: StreamModel, start: Adapter, base: BaseFolder) -> None:
+    """Copy a trained adapter's parts and LoRA in; a pruning head of another rank starts afresh."""
+    own = model.parts.to_numpy()
+    trained = {n: t for n, t in start.tensors.items() if n in own and t.shape == own[n].shape}
+    model.parts.from_numpy({**own, **trained})
+    if start.lora:
+        donor = attach_adapter(load_base(base), base.architecture, start)
+        lora = {n: t for n, t in donor.base.state_dict().items() if ".lora_" in n}
+        model.base.load_state_dict(lora, strict=False)
+
+
+def _whole_model(accelerator, model, base, config, schedule, start, parent_bias) -> StreamModel:
+    """The trained model of this process; one that FSDP has cut up is put together again."""
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return model
+    device_index = accelerator.local_process_index
+    whole = _initial_model(base, config, schedule, start, device_index, parent_bias)
+    copy_trainable(model, whole)
+    return whole
+
+
+def _adapter(base, app, config, schedule, model, progress, documents, statistics) -> Adapter:
+    losses = {n: round(v, 4) for n, v in progress.parts.items()}
+    history = {
+        "steps": progress.step,
+        "seconds": round(progress.seconds, 1),
+        "tokens": progress.tokens,
+        "final_losses": losses,
+        "best": progress.best,
+        "documents": documents,
+    }
+    return Adapter(
         app=app.name,
         config=config,
         base=base.identity,
@@ -93,20 +193,9 @@ def train_adapter(
         prompt_template=app.template,
         stop_strings=app.stop_strings,
         max_tokens=app.max_tokens,
-        record={**asdict(schedule), **history, "documents": len(train)},
+        record={**asdict(schedule), **history},
         rank_statistics=statistics,
     )
-    if accelerator.is_main_process:
-        _write(adapter, base, model, output)
-    return adapter
-
-
-def _start_from(model: StreamModel, start: Adapter, base: BaseFolder) -> None:
-    """Copy a trained adapter's parts in; UserError when it has other settings or another base."""
-    start.check_base(base)
-    if start.config != model.config or start.lora:
-        raise UserError(f"adapter '{start.app}' to start from has other settings, or has LoRA files")
-    model.parts.from_numpy(start.tensors)
 
 
 def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path) -> None:
@@ -117,87 +206,20 @@ def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path)
         write_speculative_files(adapter, base.architecture, folder)
 
 
-def _check_settings(path: Path, settings: dict) -> None:
-    if path.is_file() and json.loads(path.read_text()) != settings:
-        raise UserError(f"{path.parent}: the run to resume had other settings or data; drop --resume")
-    path.write_text(json.dumps(settings, indent=1))
-
-
-def _plan(documents: Sequence[Document], schedule: AdapterSchedule) -> list[list[int]]:
-    """Batches of document indices for all epochs, in an order fixed by the seed."""
-    rng = np.random.default_rng(schedule.seed)
-    plan: list[list[int]] = []
-    epochs = []
-    while len(epochs) < schedule.epochs:
-        order = rng.permutation(len(documents)).tolist()
-        lengths = [len(documents[i].ids) for i in order]
-        batches = plan_batches(lengths, schedule.tokens_per_batch, rng)
-        epochs.append(len(batches))
-        plan.extend([order[i] for i in batch] for batch in batches)
-    return plan[: max(1, round(schedule.epochs * epochs[0]))]
-
-
-def _batches(documents, config, device) -> list:
-    plan = plan_batches([len(d.ids) for d in documents], 2048, np.random.default_rng(0))
-    return [make_batch([documents[i] for i in b], config.num_streams).to(device) for b in plan]
-
-
-def learning_rate(step: int, steps: int, schedule: AdapterSchedule) -> float:
-    """Linear warm-up over `warmup_steps`, then linear decay to zero at `steps`."""
-    warm = min(1.0, (step + 1) / max(1, schedule.warmup_steps))
-    return schedule.learning_rate * warm * max(0.0, 1 - step / max(1, steps))
-
-
-def _run(accelerator, objective, optimizer, schedule, documents, plan, run, record, report) -> dict:
-    model = accelerator.unwrap_model(objective).model
-    record = record or {"step": 0, "parts": {}, "seconds": 0.0}
-    first, average = record["step"], record["parts"]
-    started = saved = time.monotonic()
-    objective.train()
-
-    def seconds() -> float:
-        return record["seconds"] + time.monotonic() - started
-
-    with open_log(run / "log.jsonl", first) as log:
-        for step in range(first, len(plan)):
-            share = plan[step][accelerator.process_index :: accelerator.num_processes] or plan[step][:1]
-            batch = make_batch([documents[i] for i in share], model.config.num_streams)
-            rate = learning_rate(step, len(plan), schedule)
-            parts = _step(accelerator, objective, optimizer, batch.to(accelerator.device), rate)
-            average = {n: 0.97 * average.get(n, v) + 0.03 * v for n, v in parts.items()}
-            if (step + 1) % 10 == 0 or step + 1 == len(plan):
-                line = _log_line(step, first, len(plan), average, seconds(), time.monotonic() - started)
-                log.write(json.dumps(line) + "\n")
-                log.flush()
-                report(line)
-            if time.monotonic() - saved > 60 * schedule.checkpoint_minutes and accelerator.is_main_process:
-                state = {"step": step + 1, "parts": average, "seconds": seconds()}
-                save_checkpoint(run / "checkpoint", model, optimizer, state)
-                saved = time.monotonic()
-    final = {n: round(v, 4) for n, v in average.items()}
-    return {"steps": len(plan), "seconds": round(seconds(), 1), "final_losses": final}
-
-
-def _step(accelerator, objective, optimizer, batch, rate: float) -> dict[str, float]:
-    """One optimizer step; returns the loss parts. A loss that is not finite stops the run."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    with accelerator.autocast():
-        loss, parts = objective(batch)
-    if not torch.isfinite(loss):
-        raise FloatingPointError("the loss is not finite; lower the learning rate")
-    accelerator.backward(loss)
-    accelerator.clip_grad_norm_(objective.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    return {name: float(value) for name, value in parts.items()}
-
-
-def _log_line(step, first, steps, average, seconds, elapsed) -> dict:
+def _settings(base, config, schedule, train, valid, start, parent_bias) -> dict:
+    """All that a resumed run must have in common with the one it goes on with."""
+    data, parts = hashlib.sha256(), hashlib.sha256()
+    for document in [*train, *valid]:
+        data.update(document.ids.tobytes() + repr(document.generated).encode())
+    initial = (start.tensors if start is not None else {}) | (parent_bias or {})
+    for name in sorted(initial):
+        parts.update(initial[name].tobytes())
+    kept = {n: v for n, v in asdict(schedule).items() if n != "checkpoint_minutes"}
     return {
-        "step": step + 1,
-        "steps": steps,
-        "parts": {n: round(v, 4) for n, v in average.items()},
-        "seconds": round(seconds, 1),
-        "eta": round(elapsed / (step + 1 - first) * (steps - step - 1)),
+        **config.to_dict(),
+        **kept,
+        "base model": base.identity.sha256,
+        "documents": len(train),
+        "data": data.hexdigest(),
+        "parts to start from": parts.hexdigest() if initial else None,
     }

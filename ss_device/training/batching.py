@@ -46,7 +46,7 @@ def collate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Right-padded token ids [B, T] and loss weights [B, T] of each token *as a target*.
 
-    The first token and padding weigh 0, prompt tokens `prompt_weight`, the others 1.
+    The first token and padding weigh 0, generated tokens 1, given ones `prompt_weight`.
     """
     width = max(len(d.ids) for d in documents)
     ids = np.full((len(documents), width), pad_id, np.int64)
@@ -54,7 +54,8 @@ def collate(
     for row, document in enumerate(documents):
         length = len(document.ids)
         ids[row, :length] = document.ids
-        weights[row, :length] = 1.0
-        weights[row, : document.prompt_length] = prompt_weight
+        weights[row, :length] = prompt_weight
+        for first, end in document.generated:
+            weights[row, first:end] = 1.0
         weights[row, 0] = 0.0
     return ids, weights

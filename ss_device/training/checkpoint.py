@@ -9,23 +9,32 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ss_device.errors import UserError
 
 
 def save_checkpoint(
-    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: dict
+    folder: Path,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    record: dict,
+    write: bool = True,
 ) -> None:
     """Write trainable tensors, optimizer state, the CPU generator and `record` (JSON) to `folder`.
 
     Written beside `folder` first and then renamed, so a killed run leaves the previous checkpoint.
+    Processes that share a sharded model all call it, and one of them has `write` set.
     """
+    tensors = {n: _whole(p) for n, p in trainable(model).items()}
+    states = _optimizer_tensors(optimizer)
+    if not write:
+        return
     temporary = folder.with_name(folder.name + ".partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    tensors = {n: p.detach().contiguous().cpu() for n, p in trainable(model).items()}
     save_file(tensors, temporary / "model.safetensors")
-    save_file(_optimizer_tensors(optimizer), temporary / "optimizer.safetensors")
+    save_file(states, temporary / "optimizer.safetensors")
     save_file({"cpu": torch.get_rng_state()}, temporary / "random.safetensors")
     (temporary / "record.json").write_text(json.dumps(record, indent=1))
     previous = folder.with_name(folder.name + ".previous")
@@ -46,16 +55,42 @@ def load_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim
         os.replace(previous, folder)
     if not folder.exists():
         return None
+    _load_tensors(folder, model)
+    _restore_optimizer(optimizer, load_file(folder / "optimizer.safetensors"))
+    torch.set_rng_state(load_file(folder / "random.safetensors")["cpu"])
+    return json.loads((folder / "record.json").read_text())
+
+
+def save_best(folder: Path, model: torch.nn.Module, write: bool = True) -> None:
+    """Write the trainable tensors alone, replacing those of an earlier call (`write`: see above)."""
+    tensors = {n: _whole(p) for n, p in trainable(model).items()}
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "model.partial")
+        os.replace(folder / "model.partial", folder / "model.safetensors")
+
+
+def load_best(folder: Path, model: torch.nn.Module) -> None:
+    """Inverse of `save_best`."""
+    _load_tensors(folder, model)
+
+
+def copy_trainable(sharded: torch.nn.Module, whole: torch.nn.Module) -> None:
+    """Copy the trained tensors of a model that FSDP has cut up into an ordinary one like it."""
+    tensors = {n: _whole(p) for n, p in trainable(sharded).items()}
+    with torch.no_grad():
+        for name, parameter in trainable(whole).items():
+            parameter.copy_(tensors[name])
+
+
+def _load_tensors(folder: Path, model: torch.nn.Module) -> None:
     tensors = load_file(folder / "model.safetensors")
     parameters = trainable(model)
     if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
         raise UserError(f"{folder}: the checkpoint belongs to another configuration")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
-    _restore_optimizer(optimizer, load_file(folder / "optimizer.safetensors"))
-    torch.set_rng_state(load_file(folder / "random.safetensors")["cpu"])
-    return json.loads((folder / "record.json").read_text())
+            parameter.copy_(_placed_like(tensors[name], parameter))
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -63,19 +98,35 @@ def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's whole value on the CPU, gathered from all processes when it is sharded (FSDP)."""
+    whole = tensor.detach()
+    whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+    return whole.contiguous().cpu()
+
+
+def _placed_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """`tensor` sharded like `parameter`, when that is."""
+    if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+        tensor = tensor.to(parameter.device)
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    return tensor
+
+
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     state = optimizer.state_dict()["state"]
     return {
-        f"{index}.{key}": torch.as_tensor(value).detach().contiguous().cpu()
+        f"{index}.{key}": _whole(torch.as_tensor(value))
         for index, entry in state.items()
         for key, value in entry.items()
     }
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = tensor
+        state.setdefault(int(index), {})[key] = _placed_like(tensor, parameters[int(index)])
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ss_device.command_line import CommandParser, positive, print_json, run_command
 from ss_device.errors import UserError
 
 DESCRIPTION = "Train base models and speculative adapters, and measure them."
+DATA_HELP = "JSON lines with the app's fields, or hub or hub:SPLIT for the app's data set"
 EXAMPLE = (
     "ss-train adapter sqlctx --base models/base/ss-demo-base --data train.jsonl "
     "--settings plus --output models/adapters/sqlctx"
@@ -25,8 +27,12 @@ def build_parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_base(commands)
     _add_distill(commands)
+    _add_parent_bias(commands)
     _add_adapter(commands)
+    _add_lora(commands)
     _add_evaluate(commands)
+    _add_replay(commands)
+    _add_score(commands)
     return parser
 
 
@@ -39,6 +45,7 @@ def _add_base(commands) -> None:
     base.add_argument("recipe", type=Path, help="TOML recipe: tokenizer, shape, data mix, schedule")
     base.add_argument("--data", type=Path, required=True, help="folder that the recipe's paths are in")
     base.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
+    base.add_argument("--start", type=Path, metavar="BASE", help="go on from a base model's weights")
     base.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     base.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
     base.set_defaults(run=run_base)
@@ -54,8 +61,11 @@ def _add_distill(commands) -> None:
     distill.add_argument("--output", type=Path, required=True, help="JSON lines file; a rerun goes on")
     distill.add_argument("--limit", type=positive, help="number of prompts")
     distill.add_argument("--max-tokens", type=positive, default=96)
+    distill.add_argument("--temperature", type=float, default=0.0, help="0: greedy (the default)")
+    distill.add_argument("--top-p", type=float, default=1.0, help="nucleus of sampling")
+    distill.add_argument("--samples", type=positive, default=1, help="sampled texts per prompt")
     distill.add_argument("--batch-size", type=positive, default=64)
-    distill.add_argument("--seed", type=int, default=0, help="which prompts are drawn")
+    distill.add_argument("--seed", type=int, default=0, help="of the drawn prompts and of sampling")
     distill.set_defaults(run=run_distill)
 
 
@@ -68,19 +78,129 @@ def _add_adapter(commands) -> None:
         default="paper",
         help="paper, plus (parent bias and stream LoRA), shared, or a JSON object of settings",
     )
-    adapter.add_argument("--valid", type=positive, default=200, help="rows kept out for rank statistics")
+    adapter.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change one of the settings, as --set num_msa_layers=6",
+    )
+    adapter.add_argument("--valid", type=positive, default=200, help="rows kept out for validation")
     adapter.add_argument("--limit", type=positive, help="use at most this many rows")
     adapter.add_argument("--epochs", type=float, default=5.0)
     adapter.add_argument("--learning-rate", type=float, default=5e-4)
     adapter.add_argument("--tokens-per-batch", type=positive, default=2048)
-    adapter.add_argument("--max-length", type=positive, default=320, help="longest example in tokens")
-    adapter.add_argument("--golden-prompts", type=Path, help="prompts file to put into the folder")
     adapter.add_argument(
-        "--start", type=Path, metavar="ADAPTER", help="go on from a trained lossless adapter"
+        "--max-length", type=positive, help="longest example in tokens (320, or the base's context)"
+    )
+    adapter.add_argument("--golden-prompts", type=Path, help="prompts file to put into the folder")
+    adapter.add_argument("--start", type=Path, metavar="ADAPTER", help="go on from a trained adapter")
+    adapter.add_argument(
+        "--parent-bias",
+        type=Path,
+        metavar="FILE",
+        help="parent bias to start from (ss-train parent-bias); frozen when markov_shared is set",
     )
     adapter.add_argument("--seed", type=int, default=0)
     adapter.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    _add_objective(adapter.add_argument_group("objective"))
+    _add_execution(adapter.add_argument_group("execution"))
     adapter.set_defaults(run=run_adapter)
+
+
+def _add_objective(group) -> None:
+    group.add_argument(
+        "--loss", default="ce", help="ce: streams learn the text; kl: the main stream's distribution"
+    )
+    group.add_argument("--main-weight", type=float, help="weight of the main stream (α0)")
+    group.add_argument("--stream-weight", type=float, help="weight of every stream (αj)")
+    group.add_argument(
+        "--depth-decay", type=float, default=1.0, help="stream j weighs αj times this to the j-1"
+    )
+    group.add_argument(
+        "--pruning",
+        default="joint",
+        help="joint, or after: freeze all parts of --start and train the early exit alone",
+    )
+    group.add_argument(
+        "--evaluate-every", type=int, default=200, metavar="STEPS", help="validate this often (0: never)"
+    )
+    group.add_argument(
+        "--patience",
+        type=int,
+        default=0,
+        metavar="N",
+        help="stop after N validations without improvement and keep the best weights",
+    )
+
+
+def _add_execution(group) -> None:
+    group.add_argument(
+        "--segment",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="hold the streams of N positions in memory at a time (same gradients)",
+    )
+    group.add_argument(
+        "--gradient-checkpointing", action="store_true", help="recompute layers in the backward pass"
+    )
+    group.add_argument("--precision", default="fp32", help="fp32 or bf16")
+    group.add_argument("--quantize-base", default="", metavar="nf4", help="quantize the base (CUDA)")
+    group.add_argument("--checkpoint-minutes", type=float, default=5.0, help="time between checkpoints")
+
+
+def _add_parent_bias(commands) -> None:
+    bias = commands.add_parser(
+        "parent-bias",
+        help="train a parent bias once for a base, on the texts of its applications",
+        example="ss-train parent-bias sqlctx=own_sql.jsonl e2e_nlg=own_e2e.jsonl "
+        "--base models/base/mine --output models/base/mine.parent_bias.safetensors",
+    )
+    bias.add_argument("data", nargs="+", metavar="APP=FILE", help="JSON lines of each application")
+    bias.add_argument("--base", type=Path, required=True, help="base model folder")
+    bias.add_argument("--output", type=Path, required=True, help="safetensors file to write")
+    bias.add_argument("--rank", type=positive, default=32)
+    bias.add_argument("--epochs", type=positive, default=30)
+    bias.add_argument("--seed", type=int, default=0)
+    bias.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
+    bias.set_defaults(run=run_parent_bias)
+
+
+def _add_lora(commands) -> None:
+    lora = commands.add_parser(
+        "lora",
+        help="plain LoRA fine-tuning without streams: the quality baseline, a PEFT folder",
+        example="ss-train lora sqlctx --base models/base/mine --data train.jsonl --output runs/lora",
+    )
+    _common(lora)
+    lora.add_argument("--output", type=Path, required=True, help="PEFT folder to write")
+    lora.add_argument("--rank", type=positive, default=32)
+    lora.add_argument("--alpha", type=float, default=64.0)
+    lora.add_argument("--limit", type=positive, help="use at most this many rows")
+    lora.add_argument("--epochs", type=float, default=5.0)
+    lora.add_argument("--learning-rate", type=float, default=5e-4)
+    lora.add_argument("--tokens-per-batch", type=positive, default=2048)
+    lora.add_argument(
+        "--max-length", type=positive, help="longest example in tokens (320, or the base's context)"
+    )
+    lora.add_argument("--seed", type=int, default=0)
+    lora.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    lora.set_defaults(run=run_lora)
+
+
+def _add_score(commands) -> None:
+    score = commands.add_parser(
+        "score",
+        help="task metric of a base model or a plain LoRA, one token at a time",
+        example="ss-train score sqlctx --base models/base/mine --lora runs/lora --data test.jsonl",
+    )
+    _common(score)
+    score.add_argument("--lora", type=Path, metavar="FOLDER", help="PEFT folder (default: the base alone)")
+    score.add_argument("--limit", type=positive, default=200)
+    score.add_argument("--max-tokens", type=positive)
+    score.add_argument("--batch-size", type=positive, default=32)
+    score.set_defaults(run=run_score)
 
 
 def _add_evaluate(commands) -> None:
@@ -91,7 +211,8 @@ def _add_evaluate(commands) -> None:
     )
     evaluate.add_argument("adapter", type=Path, help="adapter folder")
     evaluate.add_argument("--base", type=Path, required=True, help="base model folder")
-    evaluate.add_argument("--data", type=Path, required=True, help="JSON lines with the app's fields")
+    evaluate.add_argument("--data", required=True, help=DATA_HELP)
+    evaluate.add_argument("--app", help="application (default: the adapter's)")
     evaluate.add_argument("--limit", type=positive, default=200)
     evaluate.add_argument("--nodes", type=positive, default=32)
     evaluate.add_argument("--keep", type=positive, help="prune to this many nodes by early exit")
@@ -103,10 +224,33 @@ def _add_evaluate(commands) -> None:
     evaluate.set_defaults(run=run_evaluate)
 
 
+def _add_replay(commands) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="tokens per call of many trees at once, read off the model's own text",
+        example="ss-train replay models/adapters/sqlctx --base models/base/mine --data test.jsonl "
+        "--continuations own_test.jsonl --tree best-first:32 --tree chain:5",
+    )
+    replay.add_argument("adapter", type=Path, help="adapter folder")
+    replay.add_argument("--base", type=Path, required=True, help="base model folder")
+    replay.add_argument("--data", required=True, help=DATA_HELP)
+    replay.add_argument(
+        "--continuations", type=Path, required=True, help="the model's own text; made where it is missing"
+    )
+    replay.add_argument(
+        "--tree", action="append", metavar="SHAPE:NODES[:STREAMS]", help="default best-first:32"
+    )
+    replay.add_argument("--limit", type=positive, default=200)
+    replay.add_argument("--max-tokens", type=positive)
+    replay.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
+    replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    replay.set_defaults(run=run_replay)
+
+
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("app", help="application (a folder under apps/)")
+    parser.add_argument("app", help="application: a folder under apps/ or $SS_APPS, or its path")
     parser.add_argument("--base", type=Path, required=True, help="base model folder")
-    parser.add_argument("--data", type=Path, required=True, help="JSON lines with the app's fields")
+    parser.add_argument("--data", required=True, help=DATA_HELP)
     parser.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
 
 
@@ -117,47 +261,155 @@ def run_base(arguments: argparse.Namespace) -> int:
 
     recipe = load_recipe(arguments.recipe)
     with training_progress(recipe.name, arguments.json) as report:
-        pretrain(recipe, arguments.data, arguments.output, arguments.resume, report=report)
-    return 0
-
-
-def run_distill(arguments: argparse.Namespace) -> int:
-    from ss_device.application import load_application
-    from ss_device.base_model import open_base
-    from ss_device.reference.stream_model import load_base
-    from ss_device.training.distill import distill
-    from ss_device.training.examples import load_prompts
-    from ss_device.training.progress import training_progress
-
-    app, base = load_application(arguments.app), open_base(arguments.base)
-    pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
-    with training_progress(f"{app.name}: continuations", arguments.json) as report:
-        distill(
-            load_base(base),
-            read_tokenizer(arguments.base),
-            [prompt for prompt, _ in pairs],
-            arguments.output,
-            base.architecture.bos_id,
-            base.architecture.eos_ids[0],
-            arguments.max_tokens,
-            arguments.batch_size,
-            lambda done, total: report({"step": done, "steps": total}),
+        pretrain(
+            recipe, arguments.data, arguments.output, arguments.resume, report=report, start=arguments.start
         )
     return 0
 
 
-def run_adapter(arguments: argparse.Namespace) -> int:
-    from ss_device.adapter import load_adapter
+def run_distill(arguments: argparse.Namespace) -> int:
+    from ss_device.training.continuations import Continuation
+    from ss_device.training.distill import Prompt, distill
+    from ss_device.training.examples import encode_prompts, encode_turns, load_prompts
+    from ss_device.training.progress import training_progress
+    from ss_device.training.rows import source_identity
+
+    if arguments.samples > 1 and arguments.temperature == 0:
+        raise UserError("--samples needs --temperature above 0: greedy texts are all the same")
+    app, base = _application_and_base(arguments)
+    settings = Continuation(
+        arguments.max_tokens, arguments.temperature, arguments.top_p, arguments.seed, app.stop_strings
+    )
+    pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
+    tokenizer, ends = read_tokenizer(arguments.base), base.architecture.eos_ids
+    encode = encode_turns if app.kind == "chat" else encode_prompts
+    encoded = encode(app, pairs, tokenizer, base.architecture.bos_id, ends[0])
+    texts = [None] * len(encoded) if app.kind == "chat" else [text for text, _ in pairs]
+    prompts = [Prompt(tuple(ids), text) for ids, text in zip(encoded, texts, strict=True)]
+    made_from = {
+        "app": app.name,
+        "prompt": app.template,
+        "base": base.identity.to_dict(),
+        "data": source_identity(app, arguments.data),
+    }
+    with training_progress(f"{app.name}: continuations", arguments.json) as report:
+        distill(
+            _on_fastest_device(base), tokenizer, prompts, arguments.output, ends, settings, made_from,
+            arguments.samples, arguments.batch_size, report,
+        )  # fmt: skip
+    return 0
+
+
+def run_parent_bias(arguments: argparse.Namespace) -> int:
     from ss_device.application import load_application
     from ss_device.base_model import open_base
-    from ss_device.training.adapt import AdapterSchedule, train_adapter
     from ss_device.training.examples import encode_examples, load_prompts
+    from ss_device.training.parent_bias import save_parent_bias, train_parent_bias
     from ss_device.training.progress import training_progress
 
+    base, tokenizer = open_base(arguments.base), read_tokenizer(arguments.base)
+    shape, documents = base.architecture, []
+    for item in arguments.data:
+        name, separator, path = item.partition("=")
+        if not separator:
+            raise UserError(f"'{item}' is not APP=FILE, as sqlctx=own.jsonl")
+        app = load_application(name)
+        pairs = load_prompts(app, Path(path))
+        documents += encode_examples(
+            app, pairs, tokenizer, shape.bos_id, shape.eos_ids[0], shape.max_positions
+        )
+    with training_progress("parent bias", arguments.json) as report:
+        tensors = train_parent_bias(
+            documents,
+            shape.vocab_size,
+            arguments.rank,
+            arguments.epochs,
+            seed=arguments.seed,
+            report=report,
+        )
+    save_parent_bias(tensors, base.identity, arguments.output)
+    return 0
+
+
+def _on_fastest_device(base):
+    """The base model in evaluation mode, on the GPU where there is one."""
+    import torch
+
+    from ss_device.reference.stream_model import load_base
+
+    return load_base(base).to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _application_and_base(arguments: argparse.Namespace):
+    """The application, with the base's chat template where it asks for one, and the base."""
+    from ss_device.application import load_application
+    from ss_device.base_model import open_base
+    from ss_device.training.chat_template import with_tokenizer_template
+
     app, base = load_application(arguments.app), open_base(arguments.base)
-    config = read_settings(arguments.settings)
+    return with_tokenizer_template(app, arguments.base), base
+
+
+def run_lora(arguments: argparse.Namespace) -> int:
+    from ss_device.training.examples import encode_examples, load_prompts
+    from ss_device.training.finetune import train_lora
+    from ss_device.training.progress import training_progress
+
+    app, base = _application_and_base(arguments)
+    pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
+    documents = encode_examples(
+        app, pairs, read_tokenizer(arguments.base), base.architecture.bos_id,
+        base.architecture.eos_ids[0],
+        longest_example(arguments.max_length, base.architecture.max_positions),
+    )  # fmt: skip
+    schedule = read_schedule(arguments)
+    with training_progress(f"{app.name}: LoRA", arguments.json) as report:
+        train_lora(
+            base, app, arguments.rank, arguments.alpha, schedule, documents, arguments.output,
+            arguments.resume, report,
+        )  # fmt: skip
+    return 0
+
+
+def run_score(arguments: argparse.Namespace) -> int:
+    from ss_device.evaluation.scoring import score_model
+    from ss_device.training.progress import training_progress
+
+    with training_progress(f"{arguments.app}: answers", as_json=False) as report:
+        result = score_model(
+            arguments.app, arguments.base, arguments.lora, arguments.data, arguments.limit,
+            arguments.max_tokens, arguments.batch_size, lambda r: None if arguments.json else report(r),
+        )  # fmt: skip
+    _print_result(result, arguments.json)
+    return 0
+
+
+def _print_result(result: dict, as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+        return
+    for name, value in result.items():
+        print(f"{name:30} {value}")
+
+
+def run_adapter(arguments: argparse.Namespace) -> int:
+    from ss_device.adapter import load_adapter
+    from ss_device.training.adapt import train_adapter
+    from ss_device.training.base_loading import check_quantization
+    from ss_device.training.examples import encode_examples, load_prompts
+    from ss_device.training.parent_bias import load_parent_bias
+    from ss_device.training.progress import training_progress
+
+    app, base = _application_and_base(arguments)
+    config = read_settings(arguments.settings, arguments.set)
     config.check(base.architecture)
+    schedule = read_schedule(arguments)
+    check_quantization(schedule)
     start = load_adapter(arguments.start) if arguments.start else None
+    golden = arguments.golden_prompts.read_text() if arguments.golden_prompts else ""
+    bias = None
+    if arguments.parent_bias:
+        bias, _ = load_parent_bias(arguments.parent_bias, base, config.markov_rank)
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
     documents = encode_examples(
         app,
@@ -165,24 +417,34 @@ def run_adapter(arguments: argparse.Namespace) -> int:
         read_tokenizer(arguments.base),
         base.architecture.bos_id,
         base.architecture.eos_ids[0],
-        arguments.max_length,
+        longest_example(arguments.max_length, base.architecture.max_positions),
     )
     held = min(arguments.valid, max(1, len(documents) // 10))
-    schedule = AdapterSchedule(
-        epochs=arguments.epochs,
-        tokens_per_batch=arguments.tokens_per_batch,
-        learning_rate=arguments.learning_rate,
-        seed=arguments.seed,
-    )
     with training_progress(f"{app.name}: adapter", arguments.json) as report:
         train_adapter(
             base, app, config, schedule, documents[held:] or documents, documents[:held],
-            arguments.output, arguments.resume, report, start,
+            arguments.output, arguments.resume, report, start, bias,
         )  # fmt: skip
-    if arguments.golden_prompts:
-        text = arguments.golden_prompts.read_text()
-        (arguments.output / "golden_prompts.jsonl").write_text(text)
+    if golden:
+        (arguments.output / "golden_prompts.jsonl").write_text(golden)
     return 0
+
+
+def read_schedule(arguments: argparse.Namespace):
+    """AdapterSchedule of the options of the same names."""
+    from dataclasses import fields
+
+    from ss_device.training.schedule import AdapterSchedule
+
+    given = vars(arguments)
+    return AdapterSchedule(**{f.name: given[f.name] for f in fields(AdapterSchedule) if f.name in given})
+
+
+def longest_example(wanted: int | None, context: int) -> int:
+    """Tokens an example may have; UserError when the wish exceeds the base model's context."""
+    if wanted is not None and wanted > context:
+        raise UserError(f"--max-length {wanted} exceeds the base model's context of {context}")
+    return wanted or min(320, context)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
@@ -199,17 +461,43 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         top_k=arguments.top_k,
         prune_over=arguments.prune_over,
         max_tokens=arguments.max_tokens,
+        app_name=arguments.app,
     )
-    if arguments.json:
-        print_json(result)
-    else:
-        for name, value in result.items():
-            print(f"{name:30} {value}")
+    _print_result(result, arguments.json)
     return 0
 
 
-def read_settings(text: str):
-    """SpeculativeConfig of a preset name or a JSON object; UserError names what is wrong."""
+def run_replay(arguments: argparse.Namespace) -> int:
+    from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
+    from ss_device.training.progress import training_progress
+
+    trees = [TreeChoice.parse(text) for text in arguments.tree or ["best-first:32"]]
+    with training_progress("replay", as_json=False) as report:
+        result = replay_adapter(
+            arguments.adapter,
+            arguments.base,
+            arguments.data,
+            arguments.continuations,
+            trees,
+            arguments.limit,
+            arguments.max_tokens,
+            arguments.longest_prompt,
+            report,
+        )
+    if arguments.json:
+        print_json(result)
+        return 0
+    for tree, summary in result["trees"].items():
+        depths = " ".join(f"{a:.2f}" for a in summary["acceptance_by_depth"])
+        print(f"{tree:20} {summary['tokens_per_call']:.2f} tokens per call   by depth {depths}")
+    return 0
+
+
+def read_settings(text: str, changes: Sequence[str] = ()):
+    """SpeculativeConfig of a preset name or a JSON object, with NAME=VALUE changes on top.
+
+    UserError names what is wrong.
+    """
     from ss_device.config import SpeculativeConfig, paper_config, plus_config
 
     presets = {
@@ -219,14 +507,27 @@ def read_settings(text: str):
         "shared-v2": lambda: paper_config("shared", main_attends_streams=True),
     }
     if text in presets:
-        return presets[text]()
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"settings '{text}' are neither {', '.join(presets)} nor a JSON object ({error.msg})"
-        ) from error
+        raw = presets[text]().to_dict()
+    else:
+        raw = _json(text, f"settings '{text}' are neither {', '.join(presets)} nor a JSON object")
+        if not isinstance(raw, dict):
+            raise UserError(f"settings '{text}' are not a JSON object")
+    for change in changes:
+        name, separator, value = change.partition("=")
+        if not separator:
+            raise UserError(f"--set {change}: expected NAME=VALUE, as num_msa_layers=6")
+        raw[name] = value if value in _WORDS else _json(value, f"--set {change}: '{value}' is no value")
     return SpeculativeConfig.from_dict(raw)
+
+
+_WORDS = ("lossless", "shared", "adapter", "base", "shift", "same")
+
+
+def _json(text: str, message: str):
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{message} ({error.msg})") from error
 
 
 def read_tokenizer(base: Path):
@@ -234,3 +535,7 @@ def read_tokenizer(base: Path):
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(base / "tokenizer.json"))
+
+
+if __name__ == "__main__":  # accelerate launch -m ss_device.training.command ...
+    raise SystemExit(main())

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from ss_device.application import load_application
 from ss_device.errors import UserError
 from ss_device.files import read_tensors
-from ss_device.json_lines import read_json_lines
+from ss_device.json_lines import located, read_json_lines
 from ss_device.training.recipe import Recipe, Source
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
@@ -21,10 +21,20 @@ BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 
 @dataclass(frozen=True)
 class Document:
-    """Token ids [length] of one document; the first `prompt_length` of them are prompt."""
+    """Token ids [length] of one document; the first `prompt_length` of them are prompt.
+
+    spans: generated stretches [first, end) in order, for texts of several turns; None: all that
+    follows the prompt.
+    """
 
     ids: np.ndarray
     prompt_length: int
+    spans: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def generated(self) -> tuple[tuple[int, int], ...]:
+        """The generated stretches [first, end), in order."""
+        return ((self.prompt_length, len(self.ids)),) if self.spans is None else self.spans
 
 
 def source_texts(source: Source, data: Path) -> Iterator[tuple[str, str]]:
@@ -32,14 +42,18 @@ def source_texts(source: Source, data: Path) -> Iterator[tuple[str, str]]:
     path = data / source.path
     app = load_application(source.app) if source.kind == "application" else None
     for row in read_json_lines(path):
-        if row.get("source", "").split("/")[0] in source.exclude:
+        if str(row.get("source", "")).split("/")[0] in source.exclude:
             continue
-        if app is not None:
-            yield app.prompt(row), app.completion_text(row)
-        elif "text" in row:
-            yield "", row["text"]
-        else:
-            raise UserError(f"{path}: a row has no field 'text' (found {', '.join(row)})")
+        try:
+            yield (app.prompt(row), app.completion_text(row)) if app else ("", _plain_text(row))
+        except UserError as error:
+            raise located(error, row) from error
+
+
+def _plain_text(row: dict) -> str:
+    if not isinstance(row.get("text"), str):
+        raise UserError(f"the row has no text 'text' (found {', '.join(row) or 'nothing'})")
+    return row["text"]
 
 
 def tokenized_documents(
@@ -109,11 +123,14 @@ def draw_documents(
 
 
 def save_plan(documents: list[Document], batches: list[list[int]], path: Path) -> None:
-    """Write documents (ids end to end, lengths, prompt lengths) and batches of their indices."""
+    """Write documents (ids end to end, lengths, prompts, spans) and batches of their indices."""
+    spans = [d.spans or () for d in documents]
     arrays = {
         "ids": np.concatenate([d.ids for d in documents]),
         "lengths": np.array([len(d.ids) for d in documents], np.int32),
         "prompt_lengths": np.array([d.prompt_length for d in documents], np.int32),
+        "span_counts": np.array([len(s) for s in spans], np.int32),
+        "spans": np.array([span for s in spans for span in s], np.int32).reshape(-1, 2),
         "batches": np.concatenate([np.array(b, np.int32) for b in batches]),
         "batch_sizes": np.array([len(b) for b in batches], np.int32),
     }
@@ -127,5 +144,11 @@ def load_plan(path: Path) -> tuple[list[Document], list[list[int]]]:
     arrays = read_tensors(path)
     pieces = np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])
     batches = np.split(arrays["batches"], np.cumsum(arrays["batch_sizes"])[:-1])
-    documents = [Document(i, int(p)) for i, p in zip(pieces, arrays["prompt_lengths"], strict=True)]
+    # Plans written before documents had spans lack both arrays.
+    counts = arrays.get("span_counts", np.zeros(len(pieces), np.int32))
+    spans = np.split(arrays.get("spans", np.zeros((0, 2), np.int32)), np.cumsum(counts)[:-1])
+    documents = [
+        Document(ids, int(length), tuple((int(a), int(b)) for a, b in own) or None)
+        for ids, length, own in zip(pieces, arrays["prompt_lengths"], spans, strict=True)
+    ]
     return documents, [b.tolist() for b in batches]

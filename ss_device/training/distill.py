@@ -1,72 +1,116 @@
-"""Self-distillation: the base model's own greedy continuations as training text."""
+"""Self-distillation: the base model's own continuations of prompts, as training text."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from ss_device.json_lines import read_json_lines
+from ss_device.errors import UserError
+from ss_device.files import read_json
+from ss_device.json_lines import drop_torn_line, read_json_lines
+from ss_device.training.continuations import Continuation, continuations
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is continued: token ids, and the text they stand for (None: a history with end tokens)."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+
+    def fields(self) -> dict:
+        """The row's fields that say what was continued."""
+        return {"prompt": self.text} if self.text is not None else {"prompt_ids": list(self.ids)}
 
 
 def distill(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     output: Path,
-    bos_id: int | None,
-    eos_id: int,
-    max_tokens: int = 96,
+    eos_ids: Sequence[int],
+    settings: Continuation,
+    made_from: dict,
+    samples: int = 1,
     batch_size: int = 64,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[dict], None] = lambda record: None,
 ) -> int:
-    """Append {"prompt", "completion_ids"} rows for `prompts` to `output`; returns the rows written.
+    """Append {"prompt" or "prompt_ids", "sample", "completion_ids"} rows; returns the rows written.
 
-    Resumable: prompts that `output` already holds are skipped. Continuations that reach `max_tokens`
-    without an end token are kept as they are. Prompts of similar length share a batch.
+    Resumable: texts that `output` already holds are kept (a half written last line is dropped), so
+    more prompts or samples may be added. `<output>.settings.json` holds the settings and `made_from`
+    (base, data, application); a file made with others is refused. Texts that reach max_tokens without
+    an end are kept as they are. Prompts of similar length share a batch. `report` gets step, steps,
+    prompts_per_second, eta.
     """
-    done = {row["prompt"] for row in read_json_lines(output)} if output.is_file() else set()
-    waiting = [p for p in dict.fromkeys(prompts) if p not in done]
-    encoded = tokenizer.encode_batch_fast(waiting, add_special_tokens=False)
-    start = [] if bos_id is None else [bos_id]
-    items = sorted(
-        ((text, [*start, *e.ids]) for text, e in zip(waiting, encoded, strict=True)),
-        key=lambda item: len(item[1]),
-    )
+    if output.suffix != ".jsonl":
+        raise UserError(f"{output}: continuations are written as plain .jsonl")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("a") as file:
-        for first in range(0, len(items), batch_size):
-            batch = items[first : first + batch_size]
-            completions = continuations(model, [ids for _, ids in batch], eos_id, max_tokens)
-            for (text, _), completion in zip(batch, completions, strict=True):
-                file.write(json.dumps({"prompt": text, "completion_ids": completion}) + "\n")
+    check_settings(output, {**made_from, **asdict(settings)})
+    done = _finished(output)
+    waiting = [
+        (prompt, sample)
+        for prompt in dict.fromkeys(prompts)
+        for sample in range(samples)
+        if (_key(prompt.fields()), sample) not in done
+    ]
+    waiting.sort(key=lambda item: (len(item[0].ids), item[0].ids, item[1]))
+    started = time.monotonic()
+    with output.open("a", encoding="utf-8") as file:
+        for first in range(0, len(waiting), batch_size):
+            batch = waiting[first : first + batch_size]
+            made = continuations(
+                model, tokenizer, [p.ids for p, _ in batch], eos_ids, settings, [s for _, s in batch]
+            )
+            for (prompt, sample), completion in zip(batch, made, strict=True):
+                row = {**prompt.fields(), "sample": sample, "completion_ids": completion}
+                file.write(json.dumps(row) + "\n")
             file.flush()
-            report(first + len(batch), len(items))
-    return len(items)
+            report(_progress(first + len(batch), len(waiting), time.monotonic() - started))
+    return len(waiting)
 
 
-@torch.no_grad()
-def continuations(
-    model: torch.nn.Module, prompts: Sequence[Sequence[int]], eos_id: int, max_tokens: int
-) -> list[list[int]]:
-    """Greedy continuations (end token included) of a batch of token id lists."""
-    device = next(model.parameters()).device
-    width = max(len(p) for p in prompts)
-    ids = torch.full((len(prompts), width), eos_id)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    out = model.generate(
-        ids.to(device),
-        attention_mask=mask.to(device),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=eos_id,
-        pad_token_id=eos_id,
-    )
-    rows = out[:, width:].tolist()
-    return [row[: row.index(eos_id) + 1] if eos_id in row else row for row in rows]
+def _progress(done: int, total: int, seconds: float) -> dict:
+    return {
+        "step": done,
+        "steps": total,
+        "prompts_per_second": round(done / max(seconds, 1e-9), 2),
+        "eta": round(seconds / done * (total - done)),
+    }
+
+
+def check_settings(output: Path, settings: dict) -> None:
+    """Write the settings beside a new `output`; UserError naming the first one that differs otherwise."""
+    path = output.with_name(output.name + ".settings.json")
+    settings = json.loads(json.dumps(settings))
+    if not output.is_file():
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+        return
+    if not path.is_file():
+        raise UserError(f"{output}: {path.name} is missing; choose another --output")
+    found = read_json(path)
+    for name in sorted(settings.keys() | found.keys()):
+        if found.get(name) != settings.get(name):
+            raise UserError(
+                f"{output}: written with {name} {found.get(name)}, now {settings.get(name)}; "
+                "choose another --output or delete the file"
+            )
+
+
+def _finished(output: Path) -> set[tuple[str, int]]:
+    if not output.is_file():
+        return set()
+    drop_torn_line(output)
+    return {(_key(row), row["sample"]) for row in read_json_lines(output)}
+
+
+def _key(row: dict) -> str:
+    return row["prompt"] if "prompt" in row else json.dumps(row["prompt_ids"])

@@ -1,4 +1,4 @@
-"""Prompt and completion pairs for adapter training, as token ids."""
+"""Rows of an application as token ids: prompts, and documents whose generated spans are marked."""
 
 from __future__ import annotations
 
@@ -9,29 +9,59 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ss_device.application import Application
+from ss_device.conversation import Piece
 from ss_device.errors import UserError
-from ss_device.json_lines import read_json_lines
+from ss_device.json_lines import located
 from ss_device.training.corpus import Document
+from ss_device.training.rows import read_rows
 
 
 def load_prompts(
-    app: Application, path: Path, limit: int | None = None, seed: int = 0
+    app: Application, source: Path | str, limit: int | None = None, seed: int = 0
 ) -> list[tuple[str, dict]]:
-    """(prompt text, row) of a JSON lines file, shuffled by `seed` and cut to `limit` rows.
+    """(prompt text, row) of a source (`read_rows`), shuffled by `seed` and cut to `limit` rows.
 
     Rows with a `prompt` field are taken as they are. Raises UserError with file and line number for
-    a row without the application's fields, and for an empty file.
+    a row without the application's fields, and for an empty source.
     """
-    pairs = []
-    for number, row in enumerate(read_json_lines(path), 1):
-        try:
-            pairs.append((row["prompt"] if "prompt" in row else app.prompt(row), row))
-        except UserError as error:
-            raise UserError(f"{path}:{number}: {error}") from error
+    pairs = [(_prompt_text(app, row), row) for row in read_rows(app, source)]
     if not pairs:
-        raise UserError(f"{path}: no rows")
+        raise UserError(f"{source}: no rows")
     order = np.random.default_rng(seed).permutation(len(pairs))[:limit]
     return [pairs[i] for i in order]
+
+
+def _prompt_text(app: Application, row: dict) -> str:
+    if "prompt_ids" in row:  # a distilled history: it has no text of its own
+        return ""
+    try:
+        text = row["prompt"] if "prompt" in row else app.prompt(row)
+        if not isinstance(text, str):
+            raise UserError(f"field 'prompt' is {type(text).__name__}, expected text")
+        return text
+    except UserError as error:
+        raise located(error, row) from error
+
+
+def encode_prompts(
+    app: Application,
+    pairs: Sequence[tuple[str, dict]],
+    tokenizer: Tokenizer,
+    bos_id: int | None,
+    eos_id: int,
+) -> list[list[int]]:
+    """Token ids of what precedes a row's (last) generated text: [bos] prompt, or a whole history."""
+    prompts = []
+    for text, row in pairs:
+        if "prompt_ids" in row:
+            prompts.append(list(row["prompt_ids"]))
+        elif app.kind == "chat" and "prompt" not in row:
+            ids, spans = _encode_pieces(app, app.pieces(row), tokenizer, bos_id, eos_id)
+            prompts.append(ids[: spans[-1][0]])
+        else:
+            start = [] if bos_id is None else [bos_id]
+            prompts.append([*start, *tokenizer.encode(text, add_special_tokens=False).ids])
+    return prompts
 
 
 def encode_examples(
@@ -44,22 +74,75 @@ def encode_examples(
 ) -> list[Document]:
     """Documents `[bos] prompt completion eos`; those longer than `max_length` tokens are left out.
 
-    A row's `completion_ids` (written by distillation, end token included) win over its text.
+    A row's `completion_ids` (written by distillation, end token included) win over its text. A
+    conversation has one generated span per assistant turn, each with its end token, and is cut after
+    the last whole turn that fits. Raises UserError when nothing fits.
     """
-    start = [] if bos_id is None else [bos_id]
-    prompts = tokenizer.encode_batch_fast([p for p, _ in pairs], add_special_tokens=False)
-    documents = []
-    for prompt, (_, row) in zip(prompts, pairs, strict=True):
-        if "completion_ids" in row:
-            completion = row["completion_ids"]
-        else:
-            text = app.completion_text(row)
-            completion = [*tokenizer.encode(text, add_special_tokens=False).ids, eos_id]
-        ids = [*start, *prompt.ids, *completion]
-        if len(ids) <= max_length and len(completion) > 0:
-            documents.append(Document(np.array(ids, np.int32), len(start) + len(prompt.ids)))
+    documents, shortest = [], None
+    for text, row in pairs:
+        ids, spans = _encode_row(app, text, row, tokenizer, bos_id, eos_id)
+        shortest = min(shortest or spans[0][1], spans[0][1])
+        fitting = [s for s in spans if s[1] <= max_length and s[1] > s[0]]
+        if fitting and (app.kind == "chat" or len(ids) <= max_length):
+            kept = np.array(ids[: fitting[-1][1]], np.int32)
+            documents.append(Document(kept, fitting[0][0], tuple(fitting)))
     if not documents:
         raise UserError(
-            f"application '{app.name}': none of {len(pairs)} rows fits into {max_length} tokens"
+            f"application '{app.name}': none of {len(pairs)} rows fits into {max_length} tokens "
+            f"(the shortest needs {shortest})"
         )
     return documents
+
+
+def _encode_row(app, text, row, tokenizer, bos_id, eos_id) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids of a whole row and its generated spans [first, end)."""
+    if "completion_ids" in row:
+        completion = row["completion_ids"]
+        if not isinstance(completion, list) or not all(isinstance(i, int) for i in completion):
+            raise located(UserError("field 'completion_ids' is not a list of token ids"), row)
+        prompt = encode_prompts(app, [(text, row)], tokenizer, bos_id, eos_id)[0]
+        return [*prompt, *completion], [(len(prompt), len(prompt) + len(completion))]
+    if "prompt" in row and app.kind == "pair":
+        try:
+            pieces = [Piece(text, False), Piece(app.completion_text(row), True)]
+        except UserError as error:
+            raise located(error, row) from error
+    else:
+        pieces = app.pieces(row)
+    return _encode_pieces(app, pieces, tokenizer, bos_id, eos_id)
+
+
+def _encode_pieces(app, pieces, tokenizer, bos_id, eos_id) -> tuple[list[int], list[tuple[int, int]]]:
+    """Pieces are encoded one by one, as they are at generation time; generated ones get the end token.
+
+    The tokenizer's own chat template brings start and end tokens itself: there, a span ends with the
+    first end token and what follows it (a line end, say) is given, not generated.
+    """
+    by_template = app.chat is not None and app.chat.from_tokenizer
+    ids: list[int] = [] if bos_id is None or by_template else [bos_id]
+    spans = []
+    for piece in pieces:
+        tokens = tokenizer.encode(piece.text, add_special_tokens=False).ids
+        if not piece.generated:
+            ids += tokens
+            continue
+        if eos_id not in tokens:
+            tokens = [*tokens, eos_id]
+        spans.append((len(ids), len(ids) + tokens.index(eos_id) + 1))
+        ids += tokens
+    return ids, spans
+
+
+def encode_turns(
+    app: Application,
+    pairs: Sequence[tuple[str, dict]],
+    tokenizer: Tokenizer,
+    bos_id: int | None,
+    eos_id: int,
+) -> list[list[int]]:
+    """Token ids of what precedes every assistant turn of conversations, their own history included."""
+    prompts = []
+    for _, row in pairs:
+        ids, spans = _encode_pieces(app, app.pieces(row), tokenizer, bos_id, eos_id)
+        prompts.extend(ids[:first] for first, _ in spans)
+    return prompts

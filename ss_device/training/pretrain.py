@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ss_device.errors import UserError
 from ss_device.training.batching import collate, plan_batches
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint
 from ss_device.training.copy_initialization import wire_copying
@@ -70,6 +71,19 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
     return model
 
 
+def started_model(recipe: Recipe, start: Path) -> LlamaForCausalLM:
+    """The model in `start` in float32; UserError when its shape is not the recipe's."""
+    if not (start / "config.json").is_file():
+        raise UserError(f"{start}: no base model here (config.json is missing)")
+    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    wanted = {"vocab_size": recipe.vocab_size, **recipe.model}
+    for name, value in wanted.items():
+        found = getattr(model.config, name)
+        if found != value:
+            raise UserError(f"{start}: {name} is {found}, the recipe says {value}")
+    return model
+
+
 def build_optimizer(model: torch.nn.Module, schedule: Schedule) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
@@ -88,11 +102,13 @@ def pretrain(
     resume: bool = False,
     checkpoint_minutes: float = 5.0,
     report: Callable[[dict], None] = lambda record: None,
+    start: Path | None = None,
 ) -> None:
     """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
 
     Checkpoints and the log live in `<output>.run/`; `report` receives every log record
-    (step, loss, lr, tokens, tokens/s, eta seconds).
+    (step, loss, lr, tokens, tokens/s, eta seconds). `start`: a Hugging Face folder of the recipe's
+    shape whose weights and tokenizer are the starting point. Raises UserError when it does not fit.
     """
     # Sharp attention makes denormal probabilities, which CPUs multiply very slowly. Set before the
     # first parallel operation: worker threads inherit it.
@@ -101,11 +117,13 @@ def pretrain(
     if not resume:
         shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True, exist_ok=True)
+    if start is not None:
+        _copy_tokenizer(start, run / "tokenizer")
     tokenizer = _tokenizer(recipe, data, run)
     documents, plan = _plan(recipe, data, tokenizer, run)
     batches = plan[: recipe.schedule.last_step]
     accelerator = Accelerator()
-    model = build_model(recipe, tokenizer)
+    model = build_model(recipe, tokenizer) if start is None else started_model(recipe, start)
     optimizer = build_optimizer(model, recipe.schedule)
     record = load_checkpoint(run / "checkpoint", model, optimizer) if resume else None
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -206,6 +224,14 @@ def _tokenizer(recipe: Recipe, data: Path, run: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     return train_tokenizer(recipe, data, folder)
+
+
+def _copy_tokenizer(start: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (start / name).is_file():
+            raise UserError(f"{start}: {name} is missing")
+        shutil.copy(start / name, folder / name)
 
 
 def save_base(model: LlamaForCausalLM, tokenizer: Path, output: Path) -> None:

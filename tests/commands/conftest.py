@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from ss_convert.command import main as ss_convert
-from ss_device.adapter import save_adapter
+from ss_device.adapter import Adapter, save_adapter
+from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.files import sha256
 from tests.tiny_models import make_tiny_base, random_adapter
@@ -74,6 +76,18 @@ def refuses(capfd) -> Callable:
             assert part in output.err
 
     return check
+
+
+def save_with_lora(adapter: Adapter, base: BaseFolder, folder: Path) -> None:
+    """An adapter folder whose LoRA stands under PEFT's names, as in the shared mode."""
+    save_adapter(adapter, base.architecture, folder)
+    tensors = {}
+    for projection, (a, b) in adapter.lora.items():
+        _, layer, block, name = projection.split(".")
+        module = f"layers.{layer}.{'self_attn' if block == 'attn' else 'mlp'}.{name}_proj"
+        tensors[f"base_model.model.model.{module}.lora_A.weight"] = a
+        tensors[f"base_model.model.model.{module}.lora_B.weight"] = b
+    save_file(tensors, folder / "adapter_model.safetensors")
 
 
 def rewrite_manifest(folder: Path) -> None:

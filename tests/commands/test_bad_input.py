@@ -52,6 +52,18 @@ def test_missing_tokenizer(refuses, own_models, tmp_path):
     refuses(ss_convert, *convert_arguments(own_models, tmp_path), says=("tiny-base", "no tokenizer.json"))
 
 
+def test_top_keys_are_refused_for_core_ml_alone(refuses, own_models, tmp_path):
+    """Nothing is silently left out of a graph: the line says which target has it."""
+    base = open_base(own_models / "base" / "tiny-base")
+    config = SpeculativeConfig(num_streams=2, num_msa_layers=2, stream_top_keys=5)
+    save_adapter(random_adapter(base, config), base.architecture, own_models / "adapters" / "tiny")
+    arguments = convert_arguments(own_models, tmp_path, "--no-golden")
+    refuses(ss_convert, *arguments, says=("adapter 'tiny'", "stream_top_keys", "--target mlx"))
+    assert not (tmp_path / "out").exists()
+    assert ss_convert([*map(str, arguments), "--target", "mlx"]) == 0
+    assert open_bundle(tmp_path / "out").adapter().config.stream_top_keys == 5
+
+
 def test_truncated_adapter_tensors(refuses, own_models, tmp_path):
     file = own_models / "adapters" / "tiny" / "speculative.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -222,8 +234,8 @@ def test_damaged_core_ml_package(refuses, copied, part, how):
         file.write_bytes(b"\xff" * len(content))
     rewrite_manifest(copied)
     arguments = ("--bundle", copied, "--prompt", "a", "--backend", "executor")
-    refuses(ss_generate, *arguments, says=("tiny.mlpackage",))
-    refuses(ss_validate, copied, "--backend", "executor", says=("tiny.mlpackage",))
+    refuses(ss_generate, *arguments, says=("tiny-base.mlpackage",))
+    refuses(ss_validate, copied, "--backend", "executor", says=("tiny-base.mlpackage",))
 
 
 def test_changed_package_is_noticed_by_its_digest(refuses, copied):

@@ -54,7 +54,7 @@ def run_python(program: str, arguments: list[str]) -> subprocess.CompletedProces
     ("module", "function", "finished"),
     [
         ("ss_convert.mlx.weights", "write_adapter", []),
-        ("ss_convert.golden", "record_traces", ["mlx", "coreml"]),
+        ("ss_convert.golden", "record_traces", ["mlx", "coreml tiny", "coreml", "sizes"]),
         ("ss_convert.conversion", "write_manifest", []),
     ],
 )
@@ -80,7 +80,7 @@ def test_killed_from_outside_at_any_moment(models, tmp_path):
     command[1:3] = ["-c", "import sys; from ss_convert.command import main; main(sys.argv[1:])"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not (tmp_path / ".out.partial" / "coreml").is_dir():
+    while not (tmp_path / ".out.partial" / "functions").is_dir():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from ss_device.adapter import load_adapter
 from ss_device.training.command import main
@@ -48,6 +50,32 @@ def test_distill_adapter_evaluate(folder, capsys):
     assert plain["parameters"]["parent_bias"] == 2 * 4 * 300
 
 
+def test_shared_parent_bias_and_replay(folder, capsys):
+    base, rows = str(folder / "base"), str(folder / "rows.jsonl")
+    own, bias, output = str(folder / "own_2.jsonl"), folder / "bias.safetensors", folder / "sharing"
+    assert main(["distill", "sqlctx", "--base", base, "--data", rows,
+                 "--output", own, "--limit", "20", "--max-tokens", "8"]) == 0  # fmt: skip
+    assert main(["parent-bias", f"sqlctx={own}", "--base", base, "--rank", "4", "--epochs", "3",
+                 "--output", str(bias)]) == 0  # fmt: skip
+    assert main(["adapter", "sqlctx", "--base", base, "--data", own, "--settings", SETTINGS,
+                 "--set", "markov_shared=true", "--set", "num_streams=3", "--parent-bias", str(bias),
+                 "--output", str(output), "--epochs", "1", "--tokens-per-batch", "256"]) == 0  # fmt: skip
+    adapter = load_adapter(output)
+    assert adapter.config.num_streams == 3
+    np.testing.assert_array_equal(adapter.tensors["markov.u"], load_file(bias)["markov.u"])
+    capsys.readouterr()
+    trees = ["best-first:6", "best-first+lookup:6", "chain:3:1", "best-first:1"]
+    assert main(["replay", str(output), "--base", base, "--data", rows, "--limit", "4", "--json",
+                 "--max-tokens", "6", "--continuations", str(folder / "test_own.jsonl"),
+                 *(word for tree in trees for word in ("--tree", tree))]) == 0  # fmt: skip
+    result = json.loads(capsys.readouterr().out)
+    assert list(result["trees"]) == trees
+    assert result["trees"]["best-first:1"]["tokens_per_call"] == 1.0
+    assert len(result["trees"]["chain:3:1"]["acceptance_by_depth"]) <= 1
+    assert result["parameters"]["shared_parent_bias"] == 2 * 4 * 300
+    assert result["parameters"]["parent_bias"] == 0
+
+
 def bad_inputs(folder):
     data, base = str(folder / "rows.jsonl"), str(folder / "base")
     out = str(folder / "never")
@@ -70,10 +98,39 @@ def bad_inputs(folder):
         [*adapter, "sqlctx", "--data", data, "--max-length", "3"],
         "fits into 3 tokens",
     )
+    good = [*adapter, "sqlctx", "--data", data]
+    few_streams = '{"num_streams": 9, "num_msa_layers": 2, "pruning_rank": -1}'
+    yield [*paper, "sqlctx", "--data", data, "--settings", few_streams], "pruning_rank must not be negative"
+    yield [*paper, "sqlctx", "--data", data, "--settings", '{"num_msa_layers": 0}'], "num_msa_layers 0"
+    yield (
+        [*paper, "sqlctx", "--data", data, "--settings", '{"num_streams": 256, "num_msa_layers": 2}'],
+        "num_streams 256 must be below the base model's context of 256",
+    )
+    yield [*good, "--max-length", "257"], "--max-length 257 exceeds the base model's context of 256"
+    yield [*good, "--quantize-base", "nf4"], "nf4 needs a CUDA GPU"
+    yield [*good, "--quantize-base", "int3"], "quantize_base 'int3' is not one of nf4"
+    yield [*good, "--precision", "fp8"], "precision 'fp8' is not one of fp32, bf16"
+    yield [*good, "--pruning", "never"], "pruning 'never' is not one of joint, after"
+    yield [*good, "--pruning", "after"], "needs a trained adapter to start from"
+    yield [*good, "--patience", "2", "--evaluate-every", "0"], "patience needs evaluate_every"
+    yield [*good, "--segment", "0"], "0 is not at least 1"
+    yield [*good, "--stream-weight", "-1"], "stream_weight -1.0 must not be negative"
+    yield [*good, "--depth-decay", "0"], "depth_decay 0.0 must be above 0"
+    yield [*good, "--epochs", "0"], "epochs 0.0 must be above 0"
     yield ["distill", "sqlctx", "--base", out, "--data", data, "--output", out], "no such base model folder"
     yield ["evaluate", out, "--base", base, "--data", data], "no such file"
     yield ["base", str(folder / "none.toml"), "--data", base, "--output", out], "no such recipe"
     yield ["adapter", "sqlctx"], "required"
+    sql = [*paper, "sqlctx", "--data", data, "--set"]
+    yield [*sql, "num_msa_layers"], "expected NAME=VALUE"
+    yield [*sql, "num_msa_layers=many"], "'many' is no value"
+    yield [*sql, 'num_streams="4"'], "num_streams '4' is not of type int"
+    yield [*adapter, "sqlctx", "--data", data, "--set", "markov_shared=true"], "(--parent-bias)"
+    yield [*adapter, "sqlctx", "--data", data, "--parent-bias", out], "no such parent bias file"
+    yield ["parent-bias", data, "--base", base, "--output", out], "is not APP=FILE"
+    replay = ["replay", out, "--base", base, "--data", data, "--continuations", out, "--tree"]
+    yield [*replay, "best-first"], "tree 'best-first' is not SHAPE:NODES"
+    yield [*replay, "round:4"], "tree shape 'round'"
 
 
 def test_bad_input_is_one_line_and_exit_code_2(folder, capsys):
@@ -83,3 +140,42 @@ def test_bad_input_is_one_line_and_exit_code_2(folder, capsys):
         assert captured.err.startswith("error: ") and captured.err.count("\n") == 1, captured.err
         assert words in captured.err
     assert not (folder / "never").exists()
+
+
+def test_resume_into_another_configuration(folder, capsys):
+    run = ["adapter", "sqlctx", "--base", str(folder / "base"), "--data", str(folder / "rows.jsonl"),
+           "--settings", SETTINGS, "--output", str(folder / "other"), "--epochs", "1"]  # fmt: skip
+    assert main(run) == 0
+    before = (folder / "other" / "speculative.safetensors").read_bytes()
+    for change, words in (
+        (["--learning-rate", "0.5"], "learning_rate: 0.0005, now 0.5"),
+        (["--settings", '{"num_streams": 3, "num_msa_layers": 2}'], "markov_rank: 4, now 0"),
+        (["--limit", "20"], "data: "),
+    ):
+        capsys.readouterr()
+        assert main([*run, *change, "--resume"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and words in error, error
+    assert (folder / "other" / "speculative.safetensors").read_bytes() == before
+    assert main([*run, "--resume"]) == 0
+    assert (folder / "other" / "speculative.safetensors").read_bytes() == before
+
+
+def test_early_exit_afterwards_and_weights_by_depth(folder, capsys):
+    """The parts of the first run stay bit for bit; only the pruning head learns in the second."""
+    common = ["adapter", "sqlctx", "--base", str(folder / "base"), "--data", str(folder / "rows.jsonl"),
+              "--epochs", "2", "--tokens-per-batch", "256", "--learning-rate", "0.01"]  # fmt: skip
+    unpruned = json.dumps({**json.loads(SETTINGS), "pruning_rank": 0})
+    first, second = folder / "unpruned", folder / "pruned"
+    assert main([*common, "--settings", unpruned, "--output", str(first),
+                 "--depth-decay", "0.8", "--stream-weight", "0.5"]) == 0  # fmt: skip
+    assert main([*common, "--settings", SETTINGS, "--output", str(second), "--start", str(first),
+                 "--pruning", "after", "--evaluate-every", "2", "--patience", "2"]) == 0  # fmt: skip
+    before, after = load_adapter(first), load_adapter(second)
+    for name, tensor in before.tensors.items():
+        np.testing.assert_array_equal(tensor, after.tensors[name])
+    assert after.tensors.keys() - before.tensors.keys() == {"pruning.a", "pruning.b"}
+    assert np.abs(after.tensors["pruning.b"]).max() > 0
+    assert "early" in after.record["final_losses"] and "early" not in before.record["final_losses"]
+    assert before.record["depth_decay"] == 0.8
+    capsys.readouterr()

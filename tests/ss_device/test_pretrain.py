@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ss_device.base_model import open_base
@@ -16,7 +15,6 @@ from ss_device.training import pretrain as module
 from ss_device.training.batching import collate, plan_batches
 from ss_device.training.copy_initialization import wire_copying
 from ss_device.training.corpus import Document, repeated_spans
-from ss_device.training.distill import continuations, distill
 from ss_device.training.pretrain import learning_rate, pretrain
 from ss_device.training.recipe import load_recipe
 
@@ -147,22 +145,6 @@ def test_batches_hold_every_document_once_within_the_budget():
     )
     assert ids.tolist() == [[1, 5, 6, 2], [1, 7, 0, 0]]
     np.testing.assert_allclose(mask, [[0, 0.3, 1, 1], [0, 1, 0, 0]])
-
-
-def test_distillation_writes_greedy_continuations_and_resumes(recipe, tmp_path):
-    pretrain(recipe, tmp_path, tmp_path / "base")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
-    tokenizer = Tokenizer.from_file(str(tmp_path / "base/tokenizer.json"))
-    prompts = ["CREATE TABLE ship", "How many trees weigh", "SELECT"]
-    out = tmp_path / "own.jsonl"
-    assert distill(model, tokenizer, prompts[:2], out, 1, 2, max_tokens=6) == 2
-    assert distill(model, tokenizer, prompts, out, 1, 2, max_tokens=6) == 1
-    rows = {r["prompt"]: r["completion_ids"] for r in map(json.loads, out.open())}
-    for prompt in prompts:
-        ids = [1, *tokenizer.encode(prompt).ids]
-        alone = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False, eos_token_id=2)
-        assert rows[prompt] == alone[0, len(ids) :].tolist()
-    assert len(continuations(model, [[1, 9], [1, 9, 10, 11]], 2, 4)) == 2
 
 
 def test_bad_recipes_and_rows_are_named(recipe, tmp_path):

@@ -25,6 +25,8 @@ LOSSLESS = {
         markov_rank=4, stream_init_rank=2,
     ),
     "no-pruning-head": SpeculativeConfig(num_streams=2, num_msa_layers=1, pruning_rank=0),
+    "value-rotation": paper_config(num_streams=3, num_msa_layers=2, value_rotation=0.4),
+    "top-keys": paper_config(num_streams=3, num_msa_layers=2, stream_top_keys=3),
 }  # fmt: skip
 SHARED = {
     "v1": paper_config("shared", num_streams=3, num_msa_layers=2, lora_rank=4, lora_alpha=8),
@@ -239,7 +241,7 @@ def test_early_exit_scores_by_hand(base):
     tree = tree_from_parents([5, 9, 7, 9, 11], [-1, 0, 0, 1, 1])
     hidden = torch.randn(5, base.architecture.hidden_size, generator=torch.manual_seed(0))
     with torch.no_grad():
-        parts, decoder = model.parts.pruning, model.decoder
+        parts, decoder = model.parts.pruning, model.base.model
         z = decoder.norm(hidden + (hidden @ parts.a.T) @ parts.b.T) @ decoder.embed_tokens.weight.T
         full = node_scores(model, hidden, tree, "vocabulary")
         drafted = node_scores(model, hidden, tree, "draft")

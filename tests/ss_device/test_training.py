@@ -13,11 +13,14 @@ from ss_device.application import Application
 from ss_device.config import SpeculativeConfig, paper_config, parameter_count
 from ss_device.errors import UserError
 from ss_device.reference.stream_model import load_stream_model
-from ss_device.training import adapt
-from ss_device.training.adapt import AdapterSchedule, build_stream_model, train_adapter
+from ss_device.training.adapt import build_stream_model, train_adapter
 from ss_device.training.checkpoint import trainable
 from ss_device.training.corpus import Document
-from ss_device.training.losses import StreamLoss, forward, make_batch, rank_statistics
+from ss_device.training.loop import TrainingRun
+from ss_device.training.losses import forward, make_batch
+from ss_device.training.objective import StreamLoss
+from ss_device.training.schedule import AdapterSchedule
+from ss_device.training.validation import document_ranks, rank_statistics
 from tests.tiny_models import make_tiny_base
 
 APP = Application(
@@ -136,12 +139,12 @@ def test_training_learns_resumes_and_writes_a_loadable_folder(base, tmp_path, mo
             raise Killed
         return original(*arguments)
 
-    original = adapt._step
-    monkeypatch.setattr(adapt, "_step", killed)
+    original = TrainingRun._step
+    monkeypatch.setattr(TrainingRun, "_step", killed)
     with pytest.raises(Killed):
         train_adapter(base, APP, PLUS, schedule, docs, docs[:6], tmp_path / "b")
     assert not (tmp_path / "b").exists()
-    monkeypatch.setattr(adapt, "_step", original)
+    monkeypatch.setattr(TrainingRun, "_step", original)
     resumed = train_adapter(base, APP, PLUS, schedule, docs, docs[:6], tmp_path / "b", resume=True)
     for name, tensor in whole.tensors.items():
         np.testing.assert_array_equal(tensor, resumed.tensors[name], err_msg=name)
@@ -175,8 +178,19 @@ def test_shared_adapter_is_loadable_by_peft(base, tmp_path):
 
 
 def test_rank_statistics_count_every_target(base):
-    model = build_stream_model(base, PLUS, 0)
-    batch = make_batch(documents(5), 3)
-    counts = rank_statistics(model, [batch])["counts"]
+    model, chosen = build_stream_model(base, PLUS, 0), documents(5)
+    batch = make_batch(chosen, 3)
+    ranks = document_ranks(StreamLoss(model), chosen, 3, torch.device("cpu"))
+    counts = rank_statistics(ranks)["counts"]
     for j in range(3):
         assert sum(counts[j]) == int((batch.targets[..., j] != -100).sum())
+
+
+def test_joint_ranks_by_hand():
+    """Columns: early exit, then two streams; rows with a missing target count for single depths only."""
+    ranks = [np.array([[0, 0, 0], [5, 0, 40], [1, 2, -1]]), np.array([[0, 0, 0], [0, 3, 1]])]
+    found = rank_statistics(ranks, depth=4)
+    assert found["joint"] == {"0 0": 2, "0 4": 1, "3 1": 1}
+    assert list(found["joint"])[0] == "0 0"
+    assert found["counts"] == [[3, 0, 1, 1, 0], [2, 1, 0, 0, 1]]
+    assert found["top1"] == [0.6, 0.5]

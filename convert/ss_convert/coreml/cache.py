@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from coremltools.converters.mil import Builder as mb
 
+from ss_convert.coreml.parts import Part
 from ss_convert.coreml.selection import one_hot
 from ss_device.architecture import Architecture
 
@@ -12,27 +13,34 @@ from ss_device.architecture import Architecture
 class Cache:
     """`kv_cache` inside a function. Reads see what was written before them.
 
-    state: the function's state argument, fp16 [2·L, n_kv, slots, head_dim]; context C.
+    state: the function's state argument, fp16 [2·L, n_kv, slots, head_dim] of the L layers of `part`;
+    context C.
     """
 
-    def __init__(self, state, architecture: Architecture, context: int) -> None:
+    def __init__(
+        self, state, architecture: Architecture, part: Part, context: int, commit: str = "one-hot"
+    ) -> None:
         self._state = state
         self._value = mb.read_state(input=state)
-        self._layers = architecture.num_layers
-        self._context = context
+        self._part = part
+        self._context, self._head_dim = context, architecture.head_dim
+        self._move = _gathered if commit == "gather" else _selected
 
     def prefix(self, layer: int):
         """Keys and values [n_kv, C, head_dim] of the committed slots."""
-        return self._slots(layer), self._slots(self._layers + layer)
+        index = layer - self._part.first
+        return self._slots(index), self._slots(len(self._part.layers) + index)
 
     def _slots(self, index: int):
-        _, groups, _, d = self._value.shape
-        size = [1, groups, self._context, d]
+        size = [1, self._value.shape[1], self._context, self._head_dim]
         rows = mb.slice_by_size(x=self._value, begin=[index, 0, 0, 0], size=size)
         return mb.squeeze(x=rows, axes=[0])
 
     def write(self, rows, position) -> None:
         """Write rows [2·L, n_kv, n, head_dim] to slots `position` (int32 [1]) and following."""
+        if (missing := self._value.shape[3] - rows.shape[3]) > 0:
+            zeros = np.zeros((*rows.shape[:3], missing), np.float16)
+            rows = mb.concat(values=[rows, zeros], axis=3)
         begin = mb.concat(values=[np.zeros(2, np.int32), position, np.zeros(1, np.int32)], axis=0)
         end = mb.add(x=begin, y=np.array(rows.shape, np.int32))
         updated = mb.slice_update(x=self._value, update=rows, begin=begin, end=end)
@@ -46,20 +54,33 @@ class Cache:
         """Move the accepted rows of the previous step from scratch to `position` and following.
 
         nodes, kept_rows: int32 [N], the accepted path in the rows of the lower and of the upper layers,
-        -1 behind it (METHOD: One decoding step, 5). One product with one-hot rows moves all layers; the
-        slots behind the path are zeroed, nothing visible lies there.
+        -1 behind it (METHOD: One decoding step, 5); None where the part has no such layers.
+        kept_rows None: all layers take `nodes`. Nothing visible lies in the slots behind the path.
         """
-        count, (planes, groups, _, d) = nodes.shape[0], self._value.shape
-        selection = mb.reshape(x=one_hot(nodes, count), shape=[1, 1, count, count])
-        if kept_rows is not None:
-            upper = mb.reshape(x=one_hot(kept_rows, count), shape=[1, 1, count, count])
-            is_upper = np.arange(planes) % self._layers >= first_msa_layer
-            is_upper = is_upper.astype(np.float16).reshape(-1, 1, 1, 1)
-            selection = mb.add(x=mb.mul(x=selection, y=1 - is_upper), y=mb.mul(x=upper, y=is_upper))
+        rows = kept_rows if nodes is None else nodes
+        count, (planes, groups, _, d) = rows.shape[0], self._value.shape
         scratch = mb.slice_by_size(
             x=self._value, begin=[0, 0, self._context, 0], size=[planes, groups, count, d]
         )
-        self.write(mb.matmul(x=selection, y=scratch), position)
+        moved = self._move(scratch, rows)
+        if nodes is not None and kept_rows is not None:
+            layers = self._part.first + np.arange(planes) % len(self._part.layers)
+            is_upper = layers >= first_msa_layer
+            is_upper = is_upper.astype(np.float16).reshape(-1, 1, 1, 1)
+            lower = mb.mul(x=moved, y=1 - is_upper)
+            moved = mb.add(x=lower, y=mb.mul(x=self._move(scratch, kept_rows), y=is_upper))
+        self.write(moved, position)
+
+
+def _selected(rows, indices):
+    """Rows [planes, n_kv, n, d] in the order of int32 [n] by one product; zeros where an index is -1."""
+    count = indices.shape[0]
+    return mb.matmul(x=mb.reshape(x=one_hot(indices, count), shape=[1, 1, count, count]), y=rows)
+
+
+def _gathered(rows, indices):
+    """The same by a gather; row 0 where an index is -1."""
+    return mb.gather(x=rows, indices=mb.maximum(x=indices, y=np.int32(0)), axis=2)
 
 
 def stack_rows(keys_values: list[tuple], count: int):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import coremltools as ct
@@ -9,25 +11,27 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
-from ss_convert.coreml.interface import (
-    STATE,
-    Shapes,
-    function_names,
-    num_slots,
-    prefill_inputs,
-    state_shape,
-    step_inputs,
-)
+from ss_convert.coreml.attention import for_attention
+from ss_convert.coreml.interface import STATE, Shapes, function_names, num_slots
 from ss_convert.coreml.layers import Decoder
-from ss_convert.coreml.options import CoreMLOptions
+from ss_convert.coreml.options import CoreMLOptions, check_adapter
 from ss_convert.coreml.package import save_package
+from ss_convert.coreml.part_interface import (
+    part_prefill_inputs,
+    part_state_shape,
+    part_step_inputs,
+    sources,
+)
+from ss_convert.coreml.parts import Part, part_names, parts_of, whole
 from ss_convert.coreml.prefill_function import build_prefill
 from ss_convert.coreml.step_function import build_step
-from ss_convert.coreml.tables import rotary_table
-from ss_convert.coreml.weights import ExportWeights
+from ss_convert.coreml.tables import rotary_tables
+from ss_convert.coreml.weights import BaseWeights, ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
-from ss_device.bundle import CoreMLFunctions
+from ss_device.base_model import BaseIdentity
+from ss_device.bundle import CoreMLFunctions, PartLink
+from ss_device.config import SpeculativeConfig
 
 __all__ = ["CoreMLOptions", "build_programs", "write_package"]
 
@@ -43,15 +47,45 @@ def write_package(
 ) -> CoreMLFunctions:
     """Write an adapter's prefill and step functions as one `.mlpackage` that stores the base once.
 
-    weights: canonical names (`BaseFolder.weights()`). The package's inputs and outputs are described
+    With `options.cuts` a package per part is written beside `path` (`parts.part_names`). weights:
+    canonical names (`BaseFolder.weights()`). The package's inputs and outputs are described
     in `interface.py`. The result's `package` is `<folder>/<name>` of `path`, its place in a bundle.
     Raises UserError when adapter, base and options do not fit each other or a weight exceeds fp16.
     """
     path = Path(path)
-    programs = build_programs(architecture, weights, adapter, options)
-    prefill, step = programs
-    functions = CoreMLFunctions(
-        package=f"{path.parent.name}/{path.name}",
+    base = base_weights(architecture, weights, options)
+    parts = parts_of(architecture, options.cuts)
+    names = part_names(path.stem, len(parts))
+    packages = [f"{path.parent.name}/{name}" for name in names]
+    functions = describe(adapter, architecture, options, packages)
+    for index, (part, name) in enumerate(zip(parts, names, strict=True)):
+        programs = build_programs(architecture, base, adapter, options, part)
+        metadata = package_metadata(adapter.base, {adapter.app: (adapter.config, functions)}, index)
+        save_package(programs, default=functions.step, metadata=metadata, path=path.parent / name)
+    return functions
+
+
+def base_weights(
+    architecture: Architecture, weights: dict[str, np.ndarray], options: CoreMLOptions
+) -> BaseWeights:
+    """The base as a package with these options stores it."""
+    return BaseWeights(architecture, weights, options.weights, options.embedding_weights)
+
+
+def describe(
+    adapter: Adapter, architecture: Architecture, options: CoreMLOptions, packages: Sequence[str]
+) -> CoreMLFunctions:
+    """What the manifest says of an adapter's functions; the names are identifiers for Core ML.
+
+    packages: paths inside the bundle, one per part.
+    """
+    prefill, step = function_names(adapter.app)
+    parts = parts_of(architecture, options.cuts)
+    several = len(parts) > 1
+    return CoreMLFunctions(
+        package=packages[0],
+        parts=tuple(packages) if several else (),
+        chain=tuple(_link(adapter.config, architecture, options, p) for p in parts) if several else (),
         prefill=prefill,
         step=step,
         chunk=options.chunk,
@@ -59,34 +93,54 @@ def write_package(
         num_kept=options.num_kept,
         context=options.context,
         prune_over=options.prune_over,
+        weights=options.weights,
+        embedding_weights=options.embedding_weights,
+        sampling=options.sampling,
+        graph=options.graph(),
     )
-    save_package(programs, default=step, metadata=_metadata(adapter, functions), path=path)
-    return functions
+
+
+def _link(
+    config: SpeculativeConfig, architecture: Architecture, options: CoreMLOptions, part: Part
+) -> PartLink:
+    """What the manifest says of a part."""
+    return PartLink(
+        layers=(part.first, part.stop),
+        prefill=sources(part_prefill_inputs(architecture, options, part)),
+        step=sources(part_step_inputs(config, architecture, options, part)),
+    )
 
 
 def build_programs(
     architecture: Architecture,
-    weights: dict[str, np.ndarray],
+    weights: dict[str, np.ndarray] | BaseWeights,
     adapter: Adapter,
     options: CoreMLOptions,
+    part: Part | None = None,
 ) -> dict[str, Program]:
-    """MIL programs with a single `main` by function name, prefill first."""
+    """MIL programs with a single `main` by function name, prefill first; of one part, or of all layers."""
     options.check(architecture)
-    config = adapter.config
+    check_adapter(adapter)
+    config, part = adapter.config, part or whole(architecture)
     constants = ExportWeights(architecture, weights, adapter)
-    table = rotary_table(architecture, num_slots(options) + config.num_streams + 1)
+    scaled = for_attention(architecture, options.attention)
+    # Room for the streams, rounded up so that adapters with other γ share the table.
+    ahead = -(-(config.num_streams + 1) // 8) * 8
+    tables = rotary_tables(scaled, num_slots(options) + ahead, options.context)
+    tables = {window: tables[window] for window in part.windows(architecture)}
     prefill, step = function_names(adapter.app)
 
     def prefill_body(inputs: dict) -> dict:
-        return build_prefill(Decoder(architecture, constants), options, table, inputs)
+        return build_prefill(Decoder(architecture, constants, options, part), options, tables, inputs)
 
     def step_body(inputs: dict) -> dict:
-        return build_step(Decoder(architecture, constants), config, options, table, inputs)
+        decoder = Decoder(architecture, constants, options, part)
+        return build_step(decoder, config, options, tables, inputs)
 
-    state = state_shape(architecture, options)
+    state = part_state_shape(architecture, options, part)
     return {
-        prefill: _program(prefill_inputs(options), state, prefill_body),
-        step: _program(step_inputs(config, options), state, step_body),
+        prefill: _program(part_prefill_inputs(architecture, options, part), state, prefill_body),
+        step: _program(part_step_inputs(config, architecture, options, part), state, step_body),
     }
 
 
@@ -104,17 +158,40 @@ def _program(shapes: Shapes, state: tuple[int, ...], body) -> Program:
     return program
 
 
-def _metadata(adapter: Adapter, functions: CoreMLFunctions) -> dict[str, str]:
-    """What a package says of itself, as strings."""
+def package_metadata(
+    base: BaseIdentity, adapters: Mapping[str, tuple[SpeculativeConfig, CoreMLFunctions]], part: int = 0
+) -> dict[str, str]:
+    """What a package says of itself, as strings: what all adapters share, and each adapter as JSON.
+
+    part: which of the packages in the order in which they run.
+    """
+    entries = {
+        app: {
+            "prefill": functions.prefill,
+            "step": functions.step,
+            "mode": config.mode,
+            "num_streams": config.num_streams,
+            "num_nodes": functions.num_nodes,
+            "num_kept": functions.num_kept,
+            "prune_over": functions.prune_over,
+            "sampling": functions.sampling,
+        }
+        for app, (config, functions) in adapters.items()
+    }
+    shared = next(iter(adapters.values()))[1]
+    place = {}
+    if shared.chain:
+        first, stop = shared.chain[part].layers
+        place = {"part": f"{part + 1} of {len(shared.chain)}", "layers": f"{first}-{stop - 1}"}
     return {
-        "app": adapter.app,
-        "base": adapter.base.name,
-        "base_sha256": adapter.base.sha256,
-        "mode": adapter.config.mode,
-        "num_streams": str(adapter.config.num_streams),
-        "num_nodes": str(functions.num_nodes),
-        "num_kept": str(functions.num_kept),
-        "context": str(functions.context),
-        "chunk": str(functions.chunk),
-        "prune_over": functions.prune_over,
+        **place,
+        "apps": " ".join(adapters),
+        "base": base.name,
+        "base_sha256": base.sha256,
+        "context": str(shared.context),
+        "chunk": str(shared.chunk),
+        "weights": shared.weights,
+        "embedding_weights": shared.embedding_weights,
+        **{name: str(value) for name, value in shared.graph.items()},
+        **{f"adapter.{app}": json.dumps(entry) for app, entry in entries.items()},
     }

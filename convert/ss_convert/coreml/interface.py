@@ -26,7 +26,17 @@ State (shared by all functions)
   → kept             int32 [K]        node ids, ascending, padding last
     chosen           int32 [K]        the model's next token at each kept node
     accepted         int32 [1]        node where the greedy walk ends
-    stream_logits    fp16 [γ, V]      streams of the accepted node
+    stream_logits    fp16 [γ, V]      streams of the accepted node; with `sampling` fp16 [K, γ, V], those of
+                                      every kept node, in the order of `kept`
+    logits           fp16 [K, V]      only with `sampling`: main logits of the kept nodes, for a host that
+                                      draws tokens; it then walks the tree, drafts from the streams of the
+                                      node where its own walk ends and commits its own path; `chosen` and
+                                      `accepted` are the greedy ones
+
+A decoder in several packages: `part_interface.py`.
+
+Masks say nothing of sliding windows: the functions hide from layers with a window what lies further
+back than it, by the positions they are given, slot s counting as position s.
 
 A step first moves the previous step's accepted rows from scratch to slots commit_position,
 commit_position+1, …; up to N slots from there are overwritten, so nothing visible may lie behind it.
@@ -43,6 +53,7 @@ from ss_device.config import SpeculativeConfig
 
 STATE = "kv_cache"
 MASKED = -1e4
+STATE_MULTIPLE = 32
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -60,9 +71,10 @@ def num_slots(options: CoreMLOptions) -> int:
 
 
 def state_shape(architecture: Architecture, options: CoreMLOptions) -> tuple[int, int, int, int]:
-    """(2·L, n_kv, C + max(N, T), head_dim)."""
+    """(2·L, n_kv, C + max(N, T), head_dim), head_dim rounded up to a multiple of 32 with `pad_state`."""
     a = architecture
-    return 2 * a.num_layers, a.num_kv_heads, num_slots(options), a.head_dim
+    width = -(-a.head_dim // STATE_MULTIPLE) * STATE_MULTIPLE if options.pad_state else a.head_dim
+    return 2 * a.num_layers, a.num_kv_heads, num_slots(options), width
 
 
 def prefill_inputs(options: CoreMLOptions) -> Shapes:

@@ -1,28 +1,39 @@
 """Pieces of a decoder as MIL operations: embedding, norm, projections, rotary positions, attention, MLP.
 
-Rows are rank 2, [rows, features]; heads are [heads, rows, head_dim]. Everything is fp16, built as such:
-no conversion pass decides a precision.
+Rows lie as the layout says (`layout.py`); heads are [heads, rows, head_dim]. Everything is fp16, built as
+such: no conversion pass decides a precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from coremltools.converters.mil import Builder as mb
 
+from ss_convert.coreml.attention import for_attention, fused_attention, is_fused
+from ss_convert.coreml.compression import constant, num_rows, row_parts
+from ss_convert.coreml.layout import LAYOUTS
+from ss_convert.coreml.layout import slices as split
+from ss_convert.coreml.options import CoreMLOptions
+from ss_convert.coreml.parts import Part, whole
 from ss_convert.coreml.weights import ExportWeights
-from ss_device.architecture import Architecture
+from ss_device.architecture import Architecture, block_of
 
 # Adds something to a projection's output: (layer, name, input rows, output rows) → output rows.
 Correction = Callable[[int, str, object, object], object]
-ACTIVATIONS = {"silu": mb.silu}
+ACTIVATIONS = {
+    "silu": mb.silu,
+    "gelu": lambda x: mb.gelu(x=x, mode="EXACT"),
+    "gelu_tanh": lambda x: mb.gelu(x=x, mode="TANH_APPROXIMATION"),
+    "relu": mb.relu,
+}
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary rows [rows, head_dim]: cosine and sine for queries (scaled by 1/√head_dim) and keys."""
+    """Rotary rows [rows, rotated]: cosine and sine for queries (scaled as queries are) and keys."""
 
     query_cos: object
     query_sin: object
@@ -30,12 +41,34 @@ class Rotary:
     key_sin: object
 
 
-class Decoder:
-    """Builds the base model's pieces into the function that is being built, each constant once."""
+@dataclass(frozen=True)
+class View:
+    """What layers with one window see: additive mask [rows, keys], and rotary rows (None: learned)."""
 
-    def __init__(self, architecture: Architecture, weights: ExportWeights) -> None:
-        self.architecture = architecture
+    mask: object
+    rotary: Rotary | None
+
+
+class Decoder:
+    """Builds the base model's pieces into the function that is being built, each constant once.
+
+    part: the layers that the function holds; all of them by default.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: ExportWeights,
+        options: CoreMLOptions | None = None,
+        part: Part | None = None,
+    ) -> None:
+        options = options or CoreMLOptions()
+        self.part = part or whole(architecture)
+        self.architecture = for_attention(architecture, options.attention)
         self.weights = weights
+        self.layout = LAYOUTS[options.layout]()
+        self._fused = is_fused(architecture, options.attention)
+        self._head_split = options.head_split
         self._constants: dict[str, object] = {}
 
     def constant(self, name: str, value: Callable[[], np.ndarray]):
@@ -45,113 +78,245 @@ class Decoder:
         return self._constants[name]
 
     def weight(self, name: str):
-        return self.constant(name, lambda: self.weights.base(name))
+        """A base weight as it is stored, decompressed where it is compressed."""
+        if name not in self._constants:
+            self._constants[name] = constant(name.replace(".", "_"), self.weights.stored(name))
+        return self._constants[name]
 
-    def embed(self, tokens):
-        """Token ids [n] → rows [n, h]."""
-        return mb.gather(x=self.weight("embed.weight"), indices=tokens, axis=0)
+    def matrix(self, name: str):
+        """A projection's weight in the form of the layout's product."""
+        key = f"{name}, for products"
+        if key not in self._constants:
+            stored = self.weights.stored(name)
+            self._constants[key] = constant(name.replace(".", "_"), stored, self.layout.trailing)
+        return self._constants[key]
 
-    def head_rows(self, tokens):
-        """The LM head's rows of some tokens: ids [n] → [n, h]."""
-        name = "embed.weight" if self.architecture.tied_head else "head.weight"
-        return mb.gather(x=self.weight(name), indices=tokens, axis=0)
+    def _table_rows(self, name: str, indices):
+        """Rows of embedding or head [n, h], from the constant that products use."""
+        rows = mb.gather(x=self.matrix(name), indices=indices, axis=0)
+        return mb.squeeze(x=rows, axes=[2, 3]) if self.layout.trailing else rows
+
+    def embed(self, tokens, positions):
+        """Token ids and positions [n] → rows, with their scale and learned positions."""
+        rows = self._table_rows("embed.weight", tokens)
+        rows = times(rows, self.architecture.embedding_scale)
+        if self.architecture.positions == "learned":
+            rows = mb.add(x=rows, y=self.learned(positions))
+        return self.layout.enter(rows)
+
+    def learned(self, positions):
+        """Rows of the learned positions [n] → [n, h]; beyond the table's end its last row."""
+        a = self.architecture
+        last = mb.minimum(x=positions, y=np.int32(a.max_positions - 1))
+        index = mb.add(x=last, y=np.int32(a.position_offset))
+        return mb.gather(x=self.weight("positions.weight"), indices=index, axis=0)
 
     def head(self, rows):
-        """Final-normed rows [n, h] → logits [n, V]."""
-        name = "embed.weight" if self.architecture.tied_head else "head.weight"
-        return mb.linear(x=rows, weight=self.weight(name))
+        """Final-normed rows → logits [n, V]; a big vocabulary in parts of `head_split`."""
+        parts = self._head_parts()
+        logits = [self.layout.leave(self.layout.product(rows, *part)) for part in parts]
+        out = logits[0] if len(logits) == 1 else mb.concat(values=logits, axis=1)
+        return soft_cap(out, self.architecture.logit_softcap)
+
+    def _head_parts(self) -> list[tuple]:
+        """Weight and bias of the head's products, made once."""
+        key = "head, in parts"
+        if key not in self._constants:
+            self._constants[key] = self._make_head_parts()
+        return self._constants[key]
+
+    def _make_head_parts(self) -> list[tuple]:
+        name, layout = self._head, self.layout
+        bias = self.weights.base("head.bias") if self.architecture.head_bias else None
+        if not 0 < self._head_split < self.architecture.vocab_size:
+            return [(self.matrix(name), bias)]
+        return [
+            (
+                constant(f"head_part_{start}", part, layout.trailing),
+                None if bias is None else bias[start : start + num_rows(part)],
+            )
+            for start, part in row_parts(self.weights.stored(name), self._head_split)
+        ]
+
+    def head_at(self, rows, tokens):
+        """Final-normed rows → their logits of some tokens [m] alone: [n, m]."""
+        columns = self._table_rows(self._head, tokens)
+        out = mb.matmul(x=self.layout.leave(rows), y=columns, transpose_y=True)
+        if self.architecture.head_bias:
+            out = mb.add(x=out, y=mb.gather(x=self.weight("head.bias"), indices=tokens, axis=0))
+        return soft_cap(out, self.architecture.logit_softcap)
+
+    @property
+    def _head(self) -> str:
+        return "embed.weight" if self.architecture.tied_head else "head.weight"
 
     def norm(self, rows, name: str):
-        """RMSNorm as LayerNorm of [x, -x]: its mean is zero, and no square overflows fp16."""
-        gain = self.constant(f"{name}.pair", lambda: np.tile(self.weights.base(f"{name}.weight"), 2))
-        pair = mb.concat(values=[rows, mb.mul(x=rows, y=np.float16(-1))], axis=-1)
+        """The norm `name` of rows."""
+        if self.architecture.norm == "layer":
+            return self._layer_norm(rows, name)
+        return self.rms_norm(rows, name, self.layout.feature_axis)
+
+    def _layer_norm(self, rows, name: str):
+        beta = self.weight(f"{name}.bias") if self.architecture.norm_bias else None
+        gain, eps = self._gain(name), np.float16(self.architecture.norm_eps)
+        gamma = self.constant(f"{name}.gain", lambda: gain)
+        axis = self.layout.feature_axis
+        return mb.layer_norm(x=rows, axes=[axis], gamma=gamma, beta=beta, epsilon=eps)
+
+    def rms_norm(self, rows, name: str, axis: int = -1):
+        """RMSNorm over `axis` as LayerNorm of [x, -x]: its mean is zero, and no square overflows fp16."""
+        gain = self.constant(f"{name}.pair", lambda: np.tile(self._gain(name), 2))
+        pair = mb.concat(values=[rows, mb.mul(x=rows, y=np.float16(-1))], axis=axis)
         normed = mb.layer_norm(
-            x=pair, axes=[-1], gamma=gain, epsilon=np.float16(self.architecture.norm_eps)
+            x=pair, axes=[axis], gamma=gain, epsilon=np.float16(self.architecture.norm_eps)
         )
-        return split(normed, [self.architecture.hidden_size] * 2, axis=1)[0]
+        return split(normed, [rows.shape[axis]] * 2, axis)[0]
+
+    def _gain(self, name: str) -> np.ndarray:
+        gain = self.weights.base(f"{name}.weight")
+        offset = self.architecture.norm_offset
+        return (gain.astype(np.float32) + np.float32(offset)).astype(np.float16) if offset else gain
 
     def project(self, layer: int, name: str, rows, correction: Correction | None = None):
-        """A layer's linear projection `q k v o gate up down` of rows [n, in] → [n, out]."""
-        block = "attn" if name in "qkvo" else "mlp"
-        out = mb.linear(x=rows, weight=self.weight(f"layers.{layer}.{block}.{name}.weight"))
+        """A layer's linear projection `q k v o gate up down` of rows with `in` features."""
+        path = f"layers.{layer}.{block_of(name)}.{name}"
+        bias = self.weight(f"{path}.bias") if name in self.architecture.biases else None
+        out = self.layout.product(rows, self.matrix(f"{path}.weight"), bias)
+        if (lora := self.weights.lora(path)) is not None:
+            out = mb.add(x=out, y=self.low_rank(rows, *lora))
         return out if correction is None else correction(layer, name, rows, out)
 
-    def keys_values(self, layer: int, normed, rotary: Rotary, correction: Correction | None = None):
+    def keys_values(self, layer: int, normed, rotary, correction: Correction | None = None):
         """Rotated keys and values [n_kv, n, head_dim] of normed rows."""
         heads = self.architecture.num_kv_heads
-        keys = split_heads(self.project(layer, "k", normed, correction), heads)
-        values = split_heads(self.project(layer, "v", normed, correction), heads)
-        return rotate(keys, rotary.key_cos, rotary.key_sin), values
+        keys = self.layout.heads(self.project(layer, "k", normed, correction), heads)
+        values = self.layout.heads(self.project(layer, "v", normed, correction), heads)
+        if self.architecture.qk_norm:
+            keys = self.rms_norm(keys, f"layers.{layer}.attn.k_norm")
+        return (rotate(keys, rotary.key_cos, rotary.key_sin) if rotary else keys), values
 
-    def queries(self, layer: int, normed, rotary: Rotary, correction: Correction | None = None):
+    def queries(self, layer: int, normed, rotary, correction: Correction | None = None):
         """Rotated, scaled queries [H, n, head_dim] of normed rows."""
-        q = split_heads(self.project(layer, "q", normed, correction), self.architecture.num_heads)
-        return rotate(q, rotary.query_cos, rotary.query_sin)
+        q = self.project(layer, "q", normed, correction)
+        q = self.layout.heads(q, self.architecture.num_heads)
+        if self.architecture.qk_norm:
+            q = self.rms_norm(q, f"layers.{layer}.attn.q_norm")
+        scale = self.architecture.query_scale
+        return rotate(q, rotary.query_cos, rotary.query_sin, scale) if rotary else times(q, scale)
+
+    def attention(self, layer: int, normed, view: View, past: tuple, correction=None, turn=None):
+        """Attention of normed rows [n, h] over past keys and values [n_kv, C, d] and their own.
+
+        turn: what happens to the rows' values [n_kv, n, d], if anything.
+        → (rows [n, h], not yet added to the residual, (keys, values) of the n rows).
+        """
+        k, v = self.keys_values(layer, normed, view.rotary, correction)
+        v = v if turn is None else turn(v)
+        attended = (
+            self.queries(layer, normed, view.rotary, correction),
+            mb.concat(values=[past[0], k], axis=1),
+            mb.concat(values=[past[1], v], axis=1),
+            view.mask,
+        )
+        if self._fused:
+            mixed = fused_attention(*attended)
+        else:
+            mixed = attend(*attended, self.architecture.attention_softcap)
+        out = self.project(layer, "o", self.layout.from_heads(mixed), correction)
+        return self.post_norm(out, f"layers.{layer}.attn_post_norm"), (k, v)
+
+    def low_rank(self, rows, down: np.ndarray, up: np.ndarray, scale: float = 1.0):
+        """scale · up(down(rows)), no activation. down [r, in], up [out, r] in fp16."""
+        scaled = up.astype(np.float32) * np.float32(scale)
+        exact = np.array_equal(scaled.astype(np.float16).astype(np.float32), scaled)
+        factor = scaled.astype(np.float16) if exact else up
+        ones = (1,) * self.layout.trailing
+        inner = self.layout.product(rows, down.reshape(down.shape + ones))
+        out = self.layout.product(inner, factor.reshape(factor.shape + ones))
+        # A scale that is no power of two would round every weight; rounding the scale alone is closer.
+        return out if exact else mb.mul(x=out, y=np.float16(scale))
+
+    def post_norm(self, rows, name: str):
+        """The norm of a block's output, where the architecture has one."""
+        return self.norm(rows, name) if self.architecture.sandwich_norms else rows
+
+    def add_blocks(self, layer: int, rows, normed, attended, feed_forward):
+        """Residual rows plus attention's output plus `feed_forward` (of normed rows)."""
+        if self.architecture.parallel_residual:
+            return mb.add(x=mb.add(x=rows, y=attended), y=feed_forward(normed))
+        rows = mb.add(x=rows, y=attended)
+        return mb.add(x=rows, y=feed_forward(self.norm(rows, f"layers.{layer}.mlp_norm")))
 
     def mlp(self, layer: int, normed, correction: Correction | None = None):
-        """The gated feed-forward block of normed rows [n, h] → [n, h]."""
-        gate = self.project(layer, "gate", normed, correction)
-        gate = ACTIVATIONS[self.architecture.activation](x=gate)
-        up = self.project(layer, "up", normed, correction)
-        return self.project(layer, "down", mb.mul(x=gate, y=up), correction)
+        """The feed-forward block of normed rows [n, h] → [n, h]."""
+        gated = self.architecture.gated_mlp
+        inner = self.project(layer, "gate" if gated else "up", normed, correction)
+        inner = ACTIVATIONS[self.architecture.activation](x=inner)
+        if gated:
+            inner = mb.mul(x=inner, y=self.project(layer, "up", normed, correction))
+        out = self.project(layer, "down", inner, correction)
+        return self.post_norm(out, f"layers.{layer}.mlp_post_norm")
 
 
-def low_rank(rows, down: np.ndarray, up: np.ndarray, scale: float = 1.0):
-    """scale · up(down(rows)), no activation. down [r, in], up [out, r] in fp16."""
-    scaled = up.astype(np.float32) * np.float32(scale)
-    exact = np.array_equal(scaled.astype(np.float16).astype(np.float32), scaled)
-    factor = scaled.astype(np.float16) if exact else up
-    out = mb.linear(x=mb.linear(x=rows, weight=down), weight=factor)
-    # A scale that is no power of two would round every weight; rounding the scale alone is closer.
-    return out if exact else mb.mul(x=out, y=np.float16(scale))
+def times(x, scale: float):
+    """x · scale, in two terms where fp16 does not hold the scale."""
+    if scale == 1.0:
+        return x
+    high = np.float16(scale)
+    low = np.float16(scale - float(high))
+    out = mb.mul(x=x, y=high)
+    return out if low == 0 else mb.add(x=out, y=mb.mul(x=x, y=low))
+
+
+def soft_cap(x, cap: float | None):
+    """cap · tanh(x / cap)."""
+    if cap is None:
+        return x
+    return mb.mul(x=mb.tanh(x=mb.real_div(x=x, y=np.float16(cap))), y=np.float16(cap))
 
 
 def gather_rotary(table, positions):
-    """Rows of `tables.rotary_table` at positions [n], in fp16: [n, 4·head_dim]."""
+    """Rows of `tables.rotary_table` at positions [n], in fp16: [n, 4·rotated]."""
     return mb.cast(x=mb.gather(x=table, indices=positions, axis=0), dtype="fp16")
 
 
-def split_rotary(rows) -> Rotary:
-    """[n, 4·head_dim] → the four parts."""
-    return Rotary(*split(rows, [rows.shape[1] // 4] * 4, axis=1))
+def gather_tables(tables: dict, positions) -> dict:
+    """Rotary rows of `tables.rotary_tables` at positions [n] by window; None stays None."""
+    gathered = {id(t): gather_rotary(t, positions) for t in tables.values() if t is not None}
+    return {window: gathered.get(id(table)) for window, table in tables.items()}
 
 
-def rotate(heads, cos, sin):
-    """Rotary positions on [heads, n, head_dim]; cos and sin [n, head_dim], sine's first half negated."""
-    half = heads.shape[-1] // 2
+def split_rotary(rows) -> Rotary | None:
+    """[n, 4·rotated] → the four parts."""
+    return None if rows is None else Rotary(*split(rows, [rows.shape[1] // 4] * 4, axis=1))
+
+
+def rotate(heads, cos, sin, scale: float = 1.0):
+    """Rotary positions on the first features of [heads, n, head_dim]; the others are multiplied by `scale`.
+
+    cos and sin [n, rotated], sine's first half negated; a scale is already in them.
+    """
+    rotated, width = cos.shape[-1], heads.shape[-1]
+    half = rotated // 2
+    rest = [] if rotated == width else [split(heads, [rotated, width - rotated], axis=2)[1]]
     first, second = split(heads, [half, half], axis=2)
+    turned = heads if not rest else mb.concat(values=[first, second], axis=-1)
     swapped = mb.concat(values=[second, first], axis=-1)
-    return mb.add(x=mb.mul(x=heads, y=cos), y=mb.mul(x=swapped, y=sin))
+    turned = mb.add(x=mb.mul(x=turned, y=cos), y=mb.mul(x=swapped, y=sin))
+    return turned if not rest else mb.concat(values=[turned, times(rest[0], scale)], axis=-1)
 
 
-def split_heads(rows, num_heads: int):
-    """[n, heads·head_dim] → [heads, n, head_dim]."""
-    n, width = rows.shape
-    return mb.transpose(x=mb.reshape(x=rows, shape=[n, num_heads, width // num_heads]), perm=[1, 0, 2])
+def attend(queries, keys, values, mask, cap: float | None = None):
+    """Grouped-query attention → [H, n, d].
 
-
-def attend(queries, keys, values, mask):
-    """Grouped-query attention → [n, H·head_dim].
-
-    queries [H, n, d] (scaled); keys, values [n_kv, S, d]; mask [n, S] additive. The heads of a group
-    are stacked as rows of one product, so no key or value is repeated.
+    queries [H, n, d] (scaled); keys, values [n_kv, S, d]; mask [n, S] additive; cap: soft cap of the
+    scores. The heads of a group are stacked as rows of one product, so no key or value is repeated.
     """
     heads, n, d = queries.shape
     groups, slots, _ = keys.shape
     stacked = [groups, heads // groups * n, d]
     scores = mb.matmul(x=mb.reshape(x=queries, shape=stacked), y=keys, transpose_y=True)
-    scores = mb.add(x=mb.reshape(x=scores, shape=[heads, n, slots]), y=mask)
+    scores = soft_cap(mb.reshape(x=scores, shape=[heads, n, slots]), cap)
+    scores = mb.add(x=scores, y=mask)
     weights = mb.reshape(x=mb.softmax(x=scores, axis=-1), shape=[*stacked[:2], slots])
-    out = mb.reshape(x=mb.matmul(x=weights, y=values), shape=[heads, n, d])
-    return mb.reshape(x=mb.transpose(x=out, perm=[1, 0, 2]), shape=[n, heads * d])
-
-
-def split(x, sizes: Sequence[int], axis: int) -> list:
-    """Consecutive slices of `x` along `axis`."""
-    begin, parts = [0] * len(x.shape), []
-    for extent in sizes:
-        size = list(x.shape)
-        size[axis] = extent
-        parts.append(mb.slice_by_size(x=x, begin=list(begin), size=size))
-        begin[axis] += extent
-    return parts
+    return mb.reshape(x=mb.matmul(x=weights, y=values), shape=[heads, n, d])

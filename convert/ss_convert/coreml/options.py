@@ -1,22 +1,58 @@
-"""CoreMLOptions: the sizes a Core ML package is built for."""
+"""CoreMLOptions: the sizes a Core ML package is built for and the form of its graph."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
 
 PRUNE_OVER = ("draft", "vocabulary")
+WEIGHTS = ("fp16", "int8", "int4", "lut4", "lut6")
+CHOICES = {
+    "prune_over": PRUNE_OVER,
+    "weights": WEIGHTS,
+    "embedding_weights": WEIGHTS,
+    "layout": ("linear", "conv"),
+    "attention": ("explicit", "fused"),
+    "commit": ("one-hot", "gather"),
+}
+# What a package says of its graph beside sizes and weights.
+GRAPH_CHOICES = ("layout", "attention", "head_split", "commit", "pad_state")
+# Forms for an engine (PLATFORM: Core ML); the defaults of CoreMLOptions are what both engines take.
+PRESETS = {
+    "ane": {
+        "layout": "conv",
+        "attention": "explicit",
+        "head_split": 16384,
+        "commit": "one-hot",
+        "pad_state": True,
+    },
+    "gpu": {
+        "layout": "linear",
+        "attention": "fused",
+        "head_split": 0,
+        "commit": "gather",
+        "pad_state": False,
+    },
+}
 
 
 @dataclass(frozen=True)
 class CoreMLOptions:
-    """Sizes of the functions (METHOD: One decoding step).
+    """Sizes of the functions (METHOD: One decoding step) and how they are built.
 
     num_nodes N: rows of a step; num_kept K: nodes left after pruning (K = N: none); context C: cached
     positions; chunk: prompt tokens per prefill call; prune_over: early-exit scores normalised over the
-    draft's own tokens (`draft`) or over V (`vocabulary`).
+    draft's own tokens (`draft`) or over V (`vocabulary`); weights, embedding_weights: how the base's
+    projections and its embedding and head are stored (`compression.py`); sampling: the step also
+    returns its logits and the streams of every kept node.
+
+    layout: products as `linear` or as 1×1 `conv` (`layout.py`); attention (`attention.py`); head_split:
+    most outputs of one product of the head, 0 for no limit (a tied head's parts are then stored beside the
+    embedding); commit: accepted rows moved by a product or a gather; pad_state: the state's last
+    dimension rounded up to a multiple of 32; cuts: first layers of all parts but the first (`parts.py`).
     """
 
     num_nodes: int = 32
@@ -24,21 +60,37 @@ class CoreMLOptions:
     context: int = 512
     chunk: int = 64
     prune_over: str = "draft"
+    weights: str = "fp16"
+    embedding_weights: str = "fp16"
+    sampling: bool = False
+    layout: str = "linear"
+    attention: str = "explicit"
+    head_split: int = 0
+    commit: str = "one-hot"
+    pad_state: bool = False
+    cuts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "num_kept", "context", "chunk"):
             if getattr(self, name) < 1:
                 raise UserError(f"Core ML option {name} must be at least 1, not {getattr(self, name)}")
+        if self.head_split < 0:
+            raise UserError(f"head_split {self.head_split} must not be negative")
         if self.num_kept > self.num_nodes:
             raise UserError(f"num_kept {self.num_kept} exceeds num_nodes {self.num_nodes}")
         if self.num_nodes > 2048:
             # Node ids pass through fp16 matrix products, which hold integers exactly up to 2048.
             raise UserError(f"num_nodes {self.num_nodes} exceeds 2048")
-        if self.prune_over not in PRUNE_OVER:
-            raise UserError(f"prune_over '{self.prune_over}' is not one of {', '.join(PRUNE_OVER)}")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise UserError(f"{name} '{getattr(self, name)}' is not one of {', '.join(known)}")
 
     def check(self, architecture: Architecture) -> None:
-        """Raise UserError when the base model has fewer positions than `context`."""
+        """Raise UserError when the base model has fewer positions than `context` or layers than `cuts`."""
+        edges = (0, *self.cuts, architecture.num_layers)
+        if any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+            cuts = ", ".join(map(str, self.cuts))
+            raise UserError(f"cuts {cuts} must ascend between layers 1 and {architecture.num_layers - 1}")
         if self.context > architecture.max_positions:
             raise UserError(
                 f"context {self.context} exceeds the base model's {architecture.max_positions} positions"
@@ -47,3 +99,20 @@ class CoreMLOptions:
     @property
     def prunes(self) -> bool:
         return self.num_kept < self.num_nodes
+
+    @property
+    def compresses(self) -> bool:
+        return (self.weights, self.embedding_weights) != ("fp16", "fp16")
+
+    def graph(self) -> dict:
+        """The graph's choices by option name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in GRAPH_CHOICES}
+
+
+def check_adapter(adapter: Adapter) -> None:
+    """Raise UserError for a setting of the streams that Core ML graphs do not have."""
+    if count := adapter.config.stream_top_keys:
+        raise UserError(
+            f"adapter '{adapter.app}': its streams see {count} keys (stream_top_keys), which Core ML "
+            f"packages do not take (a top-k by head and layer leaves the Neural Engine); use --target mlx"
+        )

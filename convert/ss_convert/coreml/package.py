@@ -33,21 +33,44 @@ def save_package(
     programs: Mapping[str, Program], default: str, metadata: Mapping[str, str], path: Path
 ) -> None:
     """Write programs (function name → program) to `path`, replacing what is there."""
-    with _beside(path) as folder:
-        parts = {}
-        for name, program in programs.items():
-            parts[name] = folder / f"{name}.mlpackage"
-            _to_model(program).save(str(parts[name]))
-        _merge({name: (part, "main") for name, part in parts.items()}, default, metadata, folder, path)
+    with beside(path) as folder:
+        save_functions(programs, folder)
+        merge_functions(
+            {name: (function_path(folder, name), "main") for name in programs}, default, metadata, path
+        )
+
+
+def save_functions(programs: Mapping[str, Program], folder: Path) -> None:
+    """Write every program as a package of its own, to be merged later (`function_path`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, program in programs.items():
+        _to_model(program).save(str(function_path(folder, name)))
+
+
+def function_path(folder: Path, name: str) -> Path:
+    """Where `save_functions` puts a function."""
+    return folder / f"{name}.mlpackage"
+
+
+def package_functions(package: Path) -> list[str]:
+    """Names of a merged package's functions."""
+    return [function.name for function in load_spec(str(package)).description.functions]
 
 
 def merge_packages(packages: list[Path], default: str, metadata: Mapping[str, str], path: Path) -> None:
     """One package with the functions of several (one per adapter); what they share is stored once."""
-    sources = {}
-    for package in packages:
-        for function in load_spec(str(package)).description.functions:
-            sources[function.name] = (package, function.name)
-    with _beside(path) as folder:
+    sources = {name: (package, name) for package in packages for name in package_functions(package)}
+    merge_functions(sources, default, metadata, path)
+
+
+def merge_functions(
+    sources: Mapping[str, tuple[Path, str]], default: str, metadata: Mapping[str, str], path: Path
+) -> None:
+    """Write to `path` one package with the functions `sources`: name → (package, its function there).
+
+    Compressed constants are shared like others. `path` may be one of the sources; it is replaced whole.
+    """
+    with beside(path) as folder:
         _merge(sources, default, metadata, folder, path)
 
 
@@ -99,7 +122,7 @@ def _copy_with_metadata(package: Path, metadata: Mapping[str, str], target: Path
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def beside(path: Path) -> Iterator[Path]:
     """A temporary folder on the target's file system, so that the last move is a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".coreml-") as folder:

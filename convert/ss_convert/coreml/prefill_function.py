@@ -6,42 +6,57 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 
 from ss_convert.coreml.cache import Cache, stack_rows
-from ss_convert.coreml.layers import Decoder, attend, gather_rotary, split, split_rotary
+from ss_convert.coreml.layers import Decoder, View, gather_tables, split, split_rotary
 from ss_convert.coreml.options import CoreMLOptions
+from ss_convert.coreml.tree_inputs import outside_window
 
 
-def build_prefill(decoder: Decoder, options: CoreMLOptions, rotary_table, inputs: dict):
+def build_prefill(decoder: Decoder, options: CoreMLOptions, rotary_tables: dict, inputs: dict):
     """The function's body; `inputs` as in `interface.prefill_inputs`, plus `kv_cache`. → outputs by name.
 
-    The last layer stops at its keys and values: nobody reads its output.
+    rotary_tables: `tables.rotary_tables` of the part's windows. The decoder's last layer stops at its
+    keys and values: nobody reads its output.
     """
-    layers, chunk = decoder.architecture.num_layers, options.chunk
-    offsets = np.arange(chunk, dtype=np.int32)
-    rotary = split_rotary(gather_rotary(rotary_table, mb.add(x=inputs["position"], y=offsets)))
-    cache = Cache(inputs["kv_cache"], decoder.architecture, options.context)
-    hidden = decoder.embed(mb.squeeze(x=inputs["tokens"], axes=[0]))
+    part, chunk = decoder.part, options.chunk
+    positions = mb.add(x=inputs["position"], y=np.arange(chunk, dtype=np.int32))
+    rotary = {w: split_rotary(rows) for w, rows in gather_tables(rotary_tables, positions).items()}
+    masks = {window: _mask(inputs.get("mask"), positions, window, options) for window in rotary}
+    views = {window: View(masks[window], rotary[window]) for window in rotary}
+    cache = Cache(inputs["kv_cache"], decoder.architecture, part, options.context)
+    if part.is_first:
+        hidden = decoder.embed(mb.squeeze(x=inputs["tokens"], axes=[0]), positions)
+    else:
+        hidden = decoder.layout.enter(inputs["previous_hidden"])
     keys_values = []
-    for layer in range(layers):
-        last = layer == layers - 1
-        hidden, new = plain_layer(decoder, layer, hidden, rotary, cache, inputs["mask"], last)
+    for layer in part.layers:
+        last = layer == part.num_layers - 1
+        hidden, new = plain_layer(decoder, layer, hidden, views, cache, last)
         keys_values.append(new)
     cache.write(stack_rows(keys_values, chunk), inputs["position"])
+    hidden = decoder.layout.leave(hidden)
+    if not part.is_last:
+        return {"hidden": hidden}
     return {"hidden": split(hidden, [chunk - 1, 1], axis=0)[1] if chunk > 1 else mb.identity(x=hidden)}
 
 
-def plain_layer(decoder: Decoder, layer: int, hidden, rotary, cache: Cache, mask, keys_only=False):
-    """A layer on main rows alone → (rows, (keys, values)); `keys_only` leaves the rows."""
+def _mask(mask, positions, window: int | None, options: CoreMLOptions):
+    """The chunk's mask [T, C + T] for layers with this window."""
+    if window is None or mask is None:
+        return mask
+    slots = np.arange(options.context, dtype=np.int32)
+    keys = mb.expand_dims(x=mb.concat(values=[slots, positions], axis=0), axes=[0])
+    return mb.add(x=mask, y=outside_window(positions, keys, window))
+
+
+def plain_layer(decoder: Decoder, layer: int, hidden, views: dict, cache: Cache, keys_only=False):
+    """A layer on main rows alone → (rows, (keys, values)); `keys_only` leaves the rows.
+
+    views: what layers see, by window.
+    """
+    view = views[decoder.architecture.window(layer)]
     normed = decoder.norm(hidden, f"layers.{layer}.attn_norm")
-    k, v = decoder.keys_values(layer, normed, rotary)
     if keys_only:
-        return hidden, (k, v)
-    past_k, past_v = cache.prefix(layer)
-    mixed = attend(
-        decoder.queries(layer, normed, rotary),
-        mb.concat(values=[past_k, k], axis=1),
-        mb.concat(values=[past_v, v], axis=1),
-        mask,
-    )
-    hidden = mb.add(x=hidden, y=decoder.project(layer, "o", mixed))
-    normed = decoder.norm(hidden, f"layers.{layer}.mlp_norm")
-    return mb.add(x=hidden, y=decoder.mlp(layer, normed)), (k, v)
+        return hidden, decoder.keys_values(layer, normed, view.rotary)
+    attended, new = decoder.attention(layer, normed, view, cache.prefix(layer))
+    rows = decoder.add_blocks(layer, hidden, normed, attended, lambda x: decoder.mlp(layer, x))
+    return rows, new

@@ -6,7 +6,7 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 
 from ss_convert.coreml.interface import MASKED
-from ss_convert.coreml.layers import Decoder, low_rank
+from ss_convert.coreml.layers import Decoder
 from ss_convert.coreml.options import CoreMLOptions
 from ss_convert.coreml.selection import as_number, column, row, row_sums
 from ss_convert.coreml.tree_inputs import Nodes
@@ -21,7 +21,7 @@ def kept_selection(
 ):
     """One-hot [K, N] of the kept nodes, ids ascending.
 
-    hidden [N, h]: states at the first MSA layer's input; tokens int32 [N]; nodes: all of the tree.
+    hidden: rows of the N nodes at the first MSA layer's input; tokens int32 [N]; nodes: all of the tree.
     """
     is_draft = row_sums(nodes.parents)  # 1 for every real node but the root
     log_probs = draft_log_probs(decoder, config, options.prune_over, hidden, tokens, is_draft)
@@ -39,9 +39,9 @@ def draft_log_probs(decoder: Decoder, config, prune_over: str, hidden, tokens, i
     """
     if config.pruning_rank:
         a, b = decoder.weights.part("pruning.a"), decoder.weights.part("pruning.b")
-        hidden = mb.add(x=hidden, y=low_rank(hidden, a, b))
+        hidden = mb.add(x=hidden, y=decoder.low_rank(hidden, a, b))
     normed = decoder.norm(hidden, "norm")
-    logits = mb.matmul(x=normed, y=decoder.head_rows(tokens), transpose_y=True)
+    logits = decoder.head_at(normed, tokens)
     if prune_over == "vocabulary":
         return mb.sub(x=logits, y=log_sum_exp(decoder.head(normed)))
     others = mb.mul(x=mb.sub(x=is_draft, y=np.float16(1)), y=np.float16(-MASKED))

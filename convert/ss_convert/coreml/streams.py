@@ -10,8 +10,8 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 
 from ss_convert.coreml.cache import Cache
-from ss_convert.coreml.layers import Decoder, Rotary, attend, low_rank, split
-from ss_convert.coreml.tables import main_stream_columns, own_stream_mask
+from ss_convert.coreml.layers import Decoder, View, rotate, split
+from ss_convert.coreml.tables import main_stream_columns, own_stream_mask, rest, value_turns
 from ss_convert.coreml.tree_inputs import Nodes
 from ss_device.config import SpeculativeConfig
 
@@ -25,14 +25,26 @@ class StreamLayers:
         self.first = decoder.architecture.num_layers - config.num_msa_layers
         self._sizes = [num_kept, num_kept * config.num_streams]
 
-    def start(self, main):
-        """S[i, j] = f_η(M[i]) + P[j]: main rows [K, h] → all rows [K·(1+γ), h]."""
-        part, hidden = self.decoder.weights.part, main.shape[1]
+    def start(self, main, position_step=None):
+        """S[i, j] = f_η(M[i]) + P[j]: main states [K, h] → K·(1+γ) rows.
+
+        Without P where values are turned instead (v1 App. B).
+        position_step [K·γ, h] is added to the streams (learned positions).
+        """
+        part, hidden, layout = self.decoder.weights.part, main.shape[1], self.decoder.layout
         seed = main
         if self.config.stream_init_rank:
-            seed = mb.add(x=main, y=low_rank(main, part("stream_init.down"), part("stream_init.up")))
-        streams = mb.add(x=mb.expand_dims(x=seed, axes=[1]), y=part("stream_embeddings")[None])
-        return mb.concat(values=[main, mb.reshape(x=streams, shape=[-1, hidden])], axis=0)
+            down, up = part("stream_init.down"), part("stream_init.up")
+            seed = mb.add(x=main, y=layout.leave(self.decoder.low_rank(layout.enter(main), down, up)))
+        streams = mb.expand_dims(x=seed, axes=[1])
+        if self.config.value_rotation:
+            streams = mb.tile(x=streams, reps=[1, self.config.num_streams, 1])
+        else:
+            streams = mb.add(x=streams, y=part("stream_embeddings")[None])
+        streams = mb.reshape(x=streams, shape=[-1, hidden])
+        if position_step is not None:
+            streams = mb.add(x=streams, y=position_step)
+        return layout.enter(mb.concat(values=[main, streams], axis=0))
 
     def mask(self, nodes: Nodes, gate=None):
         """Additive mask [K·(1+γ), C + K + K·γ]; a stream sees what its node sees."""
@@ -45,47 +57,56 @@ class StreamLayers:
             own = mb.add(x=mb.mul(x=main_stream_columns(self.config, kept), y=gate), y=own)
         return mb.concat(values=[mb.concat(values=[main, repeated], axis=0), own], axis=1)
 
-    def run(self, main, rotary: Rotary, cache: Cache, mask):
-        """The MSA layers on main rows [K, h] → (all rows, per layer the main rows' keys and values)."""
-        rows, keys_values = self.start(main), []
-        for layer in range(self.first, self.decoder.architecture.num_layers):
-            rows, new = self.layer(layer, rows, rotary, cache, mask)
+    def run(self, rows, layers: range, cache: Cache, views: dict):
+        """MSA layers on rows of `start` → (all rows, per layer the main rows' keys and values).
+
+        views: what layers see, by window.
+        """
+        keys_values = []
+        for layer in layers:
+            view = views[self.decoder.architecture.window(layer)]
+            rows, new = self.layer(layer, rows, view, cache)
             keys_values.append(new)
         return rows, keys_values
 
-    def layer(self, layer: int, rows, rotary: Rotary, cache: Cache, mask):
+    def layer(self, layer: int, rows, view: View, cache: Cache):
         """One MSA layer → (rows, (keys, values)); keys and values [n_kv, K, d] of main rows alone."""
         decoder, correction = self.decoder, self._correction()
         normed = decoder.norm(rows, f"layers.{layer}.attn_norm")
-        k, v = decoder.keys_values(layer, normed, rotary, correction)
-        past_k, past_v = cache.prefix(layer)
-        mixed = attend(
-            decoder.queries(layer, normed, rotary, correction),
-            mb.concat(values=[past_k, k], axis=1),
-            mb.concat(values=[past_v, v], axis=1),
-            mask,
+        turn = self._turn if self.config.value_rotation else None
+        attended, (k, v) = decoder.attention(layer, normed, view, cache.prefix(layer), correction, turn)
+        rows = decoder.add_blocks(
+            layer, rows, normed, attended, lambda x: self._feed_forward(layer, x, correction)
         )
-        rows = mb.add(x=rows, y=decoder.project(layer, "o", mixed, correction))
-        rows = mb.add(x=rows, y=self._feed_forward(layer, rows, correction))
         return rows, (split(k, self._sizes, axis=1)[0], split(v, self._sizes, axis=1)[0])
 
+    def _turn(self, values):
+        """Values [n_kv, K·(1+γ), d] with those of streams turned (v1 App. B, Eq. 7)."""
+        main, streams = split(values, self._sizes, axis=1)
+        cosine, sine = value_turns(self.config, self._sizes[0], values.shape[2])
+        turned = mb.add(
+            x=rotate(streams, *(table.astype(np.float16) for table in (cosine, sine))),
+            # What fp16 leaves of the tables, so that the graph in float32 equals the reference.
+            y=rotate(streams, *(rest(table) for table in (cosine, sine))),
+        )
+        return mb.concat(values=[main, turned], axis=1)
+
     def main_rows(self, rows):
-        return split(rows, self._sizes, axis=0)[0]
+        return self.decoder.layout.split(rows, self._sizes)[0]
 
     def stream_rows(self, rows):
         """Stream rows node by node: [K, γ·h]."""
-        streams = split(rows, self._sizes, axis=0)[1]
+        streams = self.decoder.layout.leave(self.decoder.layout.split(rows, self._sizes)[1])
         return mb.reshape(x=streams, shape=[self._sizes[0], -1])
 
-    def _feed_forward(self, layer: int, rows, correction):
-        normed = self.decoder.norm(rows, f"layers.{layer}.mlp_norm")
-        main, streams = split(normed, self._sizes, axis=0)
+    def _feed_forward(self, layer: int, normed, correction):
+        main, streams = self.decoder.layout.split(normed, self._sizes)
         adapted = self._adapter(layer, streams)
         if self.config.stream_mlp == "adapter":
             main = self.decoder.mlp(layer, main)
             if adapted is None:
                 adapted = np.zeros(streams.shape, np.float16)
-            return mb.concat(values=[main, adapted], axis=0)
+            return self.decoder.layout.join([main, adapted])
         both = self.decoder.mlp(layer, normed, correction)
         return both if adapted is None else self._add_to_streams(both, adapted)
 
@@ -93,7 +114,7 @@ class StreamLayers:
         if not self.config.stream_adapter_rank:
             return None
         part, name = self.decoder.weights.part, f"stream_adapters.{layer - self.first}"
-        return low_rank(streams, part(f"{name}.down"), part(f"{name}.up"))
+        return self.decoder.low_rank(streams, part(f"{name}.down"), part(f"{name}.up"))
 
     def _correction(self):
         """Stream LoRA: scale · b @ (a @ x) on the rows of streams only."""
@@ -103,12 +124,12 @@ class StreamLayers:
 
         def correct(layer: int, name: str, rows, out):
             factors = f"stream_lora.{layer - self.first}.{name}"
-            streams = split(rows, self._sizes, axis=0)[1]
-            delta = low_rank(streams, part(f"{factors}.a"), part(f"{factors}.b"), scale)
+            streams = self.decoder.layout.split(rows, self._sizes)[1]
+            delta = self.decoder.low_rank(streams, part(f"{factors}.a"), part(f"{factors}.b"), scale)
             return self._add_to_streams(out, delta)
 
         return correct
 
     def _add_to_streams(self, rows, delta):
-        main, streams = split(rows, self._sizes, axis=0)
-        return mb.concat(values=[main, mb.add(x=streams, y=delta)], axis=0)
+        main, streams = self.decoder.layout.split(rows, self._sizes)
+        return self.decoder.layout.join([main, mb.add(x=streams, y=delta)])

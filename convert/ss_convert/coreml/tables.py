@@ -7,22 +7,39 @@ import numpy as np
 from ss_convert.coreml.interface import MASKED
 from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig
+from ss_device.rotary import attention_factor, inverse_frequencies
 
 
-def rotary_table(architecture: Architecture, num_positions: int) -> np.ndarray:
-    """float32 [positions, 4·head_dim]: query cosine and sine, then key cosine and sine.
+def rotary_tables(
+    architecture: Architecture, num_positions: int, context: int
+) -> dict[int | None, np.ndarray | None]:
+    """The layers' rotary tables by window, None with learned positions; equal ones are one array.
 
-    The query half carries the attention scale 1/√head_dim, so that no rounded scale constant is
-    needed. The first half of each sine is negated: rotate(x) = x·cos + swap_halves(x)·sine. Angles
-    are rounded as in Hugging Face's rotary embedding (float32 throughout).
+    context in tokens decides LongRoPE's factors (`ss_device.rotary`).
     """
-    d = architecture.head_dim
-    exponents = np.arange(0, d, 2, dtype=np.float32) / np.float32(d)
-    inverse = np.float32(1.0) / np.power(np.float32(architecture.rope_theta), exponents)
-    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse[None].astype(np.float32)
-    cosine = np.concatenate([np.cos(angles), np.cos(angles)], axis=1)
-    sine = np.concatenate([-np.sin(angles), np.sin(angles)], axis=1)
-    scale = np.float32(d**-0.5)
+    tables: dict[int | None, np.ndarray | None] = {}
+    for window in architecture.distinct_windows:
+        table = rotary_table(architecture, num_positions, window, context) if architecture.rotated else None
+        same = [t for t in tables.values() if t is not None and np.array_equal(t, table)]
+        tables[window] = same[0] if same else table
+    return tables
+
+
+def rotary_table(
+    architecture: Architecture, num_positions: int, window: int | None = None, context: int | None = None
+) -> np.ndarray:
+    """float32 [positions, 4·rotated]: query cosine and sine, then key cosine and sine.
+
+    The query half carries the queries' scale, so that no rounded scale constant is needed. The first
+    half of each sine is negated: rotate(x) = x·cos + swap_halves(x)·sine. Angles are rounded as in
+    Hugging Face's rotary embedding (float32 throughout). context: by default `num_positions`.
+    """
+    inverse = inverse_frequencies(architecture, window, context or num_positions)
+    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse[None]
+    factor = np.float32(attention_factor(architecture, window))
+    cosine = np.concatenate([np.cos(angles), np.cos(angles)], axis=1) * factor
+    sine = np.concatenate([-np.sin(angles), np.sin(angles)], axis=1) * factor
+    scale = np.float32(architecture.query_scale)
     return np.concatenate([cosine * scale, sine * scale, cosine, sine], axis=1).astype(np.float32)
 
 
@@ -30,6 +47,19 @@ def stream_offsets(config: SpeculativeConfig) -> np.ndarray:
     """int32 [γ]: how far stream j's position lies behind its node's (METHOD: Streams)."""
     steps = np.arange(1, config.num_streams + 1, dtype=np.int32)
     return steps if config.stream_position == "shift" else np.zeros_like(steps)
+
+
+def value_turns(config: SpeculativeConfig, num_kept: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine float32 [K·γ, head_dim] of the streams' angles j·ε, as `rotary_table` has them."""
+    angles = np.float32(config.value_rotation) * np.arange(1, config.num_streams + 1, dtype=np.float32)
+    angles = np.repeat(np.tile(angles, num_kept)[:, None], head_dim // 2, axis=1)
+    cosine, sine = np.cos(angles), np.sin(angles)
+    return np.concatenate([cosine, cosine], axis=1), np.concatenate([-sine, sine], axis=1)
+
+
+def rest(table: np.ndarray) -> np.ndarray:
+    """fp16: what is left of a float32 table behind its values rounded to fp16."""
+    return (table - table.astype(np.float16).astype(np.float32)).astype(np.float16)
 
 
 def own_stream_mask(config: SpeculativeConfig, num_kept: int) -> np.ndarray:

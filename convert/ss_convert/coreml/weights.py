@@ -1,55 +1,114 @@
-"""The fp16 constants of one adapter's functions: base weights with LoRA merged in, and the parts."""
+"""The constants of the functions: base weights as they are stored, LoRA and the adapter's parts in fp16."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from ss_convert.coreml.compression import Stored, compress
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.base_model import check_shapes
 from ss_device.errors import UserError
 
+TABLES = ("embed.weight", "head.weight")
 
-class ExportWeights:
-    """Canonical base weights and an adapter's tensors, in fp16, by name.
 
-    The shared mode's LoRA is merged in float32 before rounding: W + (alpha / rank) · b @ a.
+class BaseWeights:
+    """Canonical base weights in their stored form, each made once for all adapters.
+
+    weights, embedding_weights: `options.WEIGHTS`, for matrices of the layers and for embedding and
+    head. Norms and other vectors stay fp16.
     """
 
     def __init__(
-        self, architecture: Architecture, weights: dict[str, np.ndarray], adapter: Adapter
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, np.ndarray],
+        form: str = "fp16",
+        embedding_form: str = "fp16",
     ) -> None:
         check_shapes(weights, architecture.weight_shapes(), "base weights")
+        self._tied = architecture.tied_head
+        self._weights, self._shapes = weights, architecture.weight_shapes()
+        self._forms = (form, embedding_form)
+        self._half: dict[str, np.ndarray] = {}
+        self._stored: dict[str, Stored] = {}
+
+    def name(self, name: str) -> str:
+        """Where a weight is: a tied head is the embedding."""
+        return "embed.weight" if name == "head.weight" and self._tied else name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def half(self, name: str) -> np.ndarray:
+        """A weight in fp16, as it was before compression."""
+        name = self.name(name)
+        if name not in self._half:
+            self._half[name] = to_half(name, self._weights[name])
+        return self._half[name]
+
+    def form(self, name: str) -> str:
+        """How a weight is stored."""
+        name = self.name(name)
+        return form_of(name, self._shapes[name], self._forms)
+
+    def stored(self, name: str) -> Stored:
+        """A weight as the package holds it."""
+        name = self.name(name)
+        if name not in self._stored:
+            self._stored[name] = compress(self.half(name), self.form(name))
+        return self._stored[name]
+
+
+def form_of(name: str, shape: tuple[int, ...], forms: tuple[str, str]) -> str:
+    """How a weight is stored when `forms` are those of matrices of the layers and of embedding and head."""
+    if name == "positions.weight" or len(shape) != 2:
+        return "fp16"
+    return forms[name in TABLES]
+
+
+class ExportWeights:
+    """Base weights and one adapter's tensors by name.
+
+    The shared mode's LoRA stays beside the base weights, as its own constants: the base is stored once
+    for all adapters, and it may be compressed while LoRA is not.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, np.ndarray] | BaseWeights,
+        adapter: Adapter,
+    ) -> None:
+        self._base = weights if isinstance(weights, BaseWeights) else BaseWeights(architecture, weights)
         adapter.check_shapes(architecture)
         for name in adapter.lora:
-            if f"{name}.weight" not in weights:
+            if f"{name}.weight" not in self._base:
                 raise UserError(f"adapter '{adapter.app}': LoRA for unknown projection '{name}'")
-        self._tied = architecture.tied_head
-        self._weights = weights
         self._adapter = adapter
-        self._half: dict[str, np.ndarray] = {}
 
     def base(self, name: str) -> np.ndarray:
-        """A base weight as the functions use it, e.g. `layers.3.attn.q.weight` [out, in]."""
-        name = "embed.weight" if name == "head.weight" and self._tied else name
-        if name not in self._half:
-            merged = merge_lora(self._adapter, name, self._weights[name])
-            self._half[name] = to_half(name, merged)
-        return self._half[name]
+        """A base weight in fp16, e.g. `layers.3.attn.q.weight` [out, in]."""
+        return self._base.half(name)
+
+    def stored(self, name: str) -> Stored:
+        """A base weight as the package holds it."""
+        return self._base.stored(name)
 
     def part(self, name: str) -> np.ndarray:
         """A tensor of the adapter (`config.tensor_shapes`)."""
         return to_half(name, self._adapter.tensors[name])
 
-
-def merge_lora(adapter: Adapter, name: str, weight: np.ndarray) -> np.ndarray:
-    """`weight` in float32 with the adapter's LoRA for it, if there is one, added."""
-    merged = weight.astype(np.float32)
-    factors = adapter.lora.get(name.removesuffix(".weight"))
-    if factors is None:
-        return merged
-    a, b = (f.astype(np.float32) for f in factors)
-    return merged + np.float32(adapter.config.lora_alpha / adapter.config.lora_rank) * (b @ a)
+    def lora(self, projection: str) -> tuple[np.ndarray, np.ndarray, float] | None:
+        """a [rank, in], b [out, rank] and the scale of a projection's LoRA; None without."""
+        factors = self._adapter.lora.get(projection)
+        if factors is None:
+            return None
+        a, b = (to_half(f"{projection} (LoRA)", factor) for factor in factors)
+        return a, b, self._adapter.config.lora_alpha / self._adapter.config.lora_rank
 
 
 def to_half(name: str, array: np.ndarray) -> np.ndarray:

@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from ss_device.adapter import Adapter
+from ss_device.bundle import PARENT_BIAS
+from ss_device.checkpoint_weights import write_tensors
 from ss_device.errors import UserError
 
 
-def write_base(weights: dict[str, np.ndarray], path: Path) -> None:
+def write_base(weights: Mapping[str, np.ndarray], path: Path) -> None:
     """Write base weights (`Architecture.weight_shapes` names) in float16 (DESIGN: Bundle).
 
-    float16 sources are stored bit for bit. Raises UserError for a value that float16 cannot hold.
+    float16 sources are stored bit for bit. One tensor at a time is asked for and in memory. Raises
+    UserError for a value that float16 cannot hold.
     """
     _save(weights, path)
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
-    """Write an adapter's tensors in float16 (DESIGN: Bundle).
+    """Write an adapter's tensors in float16 (DESIGN: Bundle), but for a parent bias that others share.
 
     Names are those of `ss_device.config.tensor_shapes`; in shared mode also `lora.<projection>.a`
     [rank, in] and `.b` [out, rank], e.g. `lora.layers.3.attn.q.a`, not yet multiplied by lora_alpha /
     lora_rank. Raises UserError for a value that float16 cannot hold.
     """
-    tensors = dict(adapter.tensors)
-    for projection, (a, b) in adapter.lora.items():
-        tensors[f"lora.{projection}.a"] = a
-        tensors[f"lora.{projection}.b"] = b
-    _save(tensors, path)
+    _save(own_tensors(adapter), path)
 
 
-def _save(tensors: dict[str, np.ndarray], path: Path) -> None:
+def own_tensors(adapter: Adapter) -> dict[str, np.ndarray]:
+    """What stands in the adapter's own file."""
+    own = {
+        n: t for n, t in adapter.tensors.items() if not (adapter.config.markov_shared and n in PARENT_BIAS)
+    }
+    return {**own, **adapter.lora_tensors()}
+
+
+def shared_parent_bias(adapter: Adapter) -> dict[str, np.ndarray]:
+    """The factors of a parent bias that was trained once for the base; {} for an own one or none."""
+    return {name: adapter.tensors[name] for name in PARENT_BIAS} if adapter.config.markov_shared else {}
+
+
+def parent_bias_file(adapter: Adapter) -> str | None:
+    """Where a bundle holds a shared parent bias: by its content, so equal ones are one file."""
+    if not (tensors := shared_parent_bias(adapter)):
+        return None
+    digest = hashlib.sha256()
+    for name in PARENT_BIAS:
+        digest.update(_half(name, tensors[name]).tobytes())
+    return f"mlx/parent_bias/{digest.hexdigest()[:16]}.safetensors"
+
+
+def write_parent_bias(adapter: Adapter, folder: Path) -> None:
+    """Write a shared parent bias into a bundle's folder, unless an adapter before brought the same."""
+    name = parent_bias_file(adapter)
+    if name and not (folder / name).exists():
+        _save(shared_parent_bias(adapter), folder / name)
+
+
+def _save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: _half(name, array) for name, array in tensors.items()}, path)
+    shape_of = getattr(tensors, "shape_of", None) or (lambda name: np.shape(tensors[name]))
+    write_tensors(path, {name: shape_of(name) for name in tensors}, lambda n: _half(n, tensors[n]))
 
 
 def _half(name: str, array: np.ndarray) -> np.ndarray:

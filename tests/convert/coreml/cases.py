@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,11 @@ from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import StepModel
-from ss_device.families import canonical_name
+from ss_device.families import canonical_parts
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import StreamModel, attach_adapter, load_base
 from ss_device.tree import DraftTree, root_only, tree_from_parents
-from ss_runtime.coreml_model import CoreMLStepModel
+from ss_runtime.coreml_model import CoreMLStepModel, chained
 from tests.tiny_models import random_adapter
 
 CONTEXT, CHUNK = 48, 8
@@ -60,21 +60,20 @@ def make_coreml(
 
 
 def open_package(path, functions, config, architecture, arithmetic="float32") -> CoreMLStepModel:
-    package = load_package(path)
-    engines = [package.program(name, arithmetic) for name in (functions.prefill, functions.step)]
+    packages = [load_package(path.parent / Path(name).name) for name in functions.packages]
+    engines = chained(functions, lambda part, name: packages[part].program(name, arithmetic))
     return CoreMLStepModel(*engines, functions, config, architecture)
 
 
 def reference_model(base: BaseFolder, adapter: Adapter) -> StreamModel:
-    """The reference on the weights as exported: LoRA merged and rounded to fp16, computed in float32."""
+    """The reference on the weights as exported, rounded to fp16, computed in float32."""
     exported = ExportWeights(base.architecture, base.weights(), adapter)
     model = load_base(base)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            canonical = canonical_name("llama", name)
-            parameter.copy_(torch.from_numpy(exported.base(canonical).astype(np.float32)))
-    merged = replace(adapter, config=replace(adapter.config, lora_rank=0, lora_alpha=0.0), lora={})
-    return attach_adapter(model, base.architecture, merged)
+            parts = [exported.base(p.name) for p in canonical_parts(base.architecture, name)]
+            parameter.copy_(torch.from_numpy(np.concatenate(parts).astype(np.float32)))
+    return attach_adapter(model, base.architecture, adapter)
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:
@@ -154,4 +153,6 @@ def compare_caches(pair: Pair) -> None:
 def committed_cache(model: CoreMLStepModel) -> np.ndarray:
     """[2·L, n_kv, n, head_dim] after carrying out the pending commit with one more (dropped) step."""
     model.step(root_only(5))
-    return np.array(model.state["kv_cache"][:, :, : model.length])
+    states = model.state if isinstance(model.state, list) else [model.state]
+    halves = [np.split(np.array(s["kv_cache"][:, :, : model.length]), 2) for s in states]
+    return np.concatenate([half for kind in zip(*halves, strict=True) for half in kind])

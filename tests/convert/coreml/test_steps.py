@@ -9,13 +9,16 @@ from ss_convert.coreml import streams, tables
 from ss_convert.coreml.convert import CoreMLOptions
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.decoding import Drafter, decode
-from ss_device.tree import tree_from_parents
+from ss_device.errors import UserError
+from ss_device.sampling import Chooser, Sampling
+from ss_device.tree import root_only, tree_from_parents
 from tests.convert.coreml.cases import (
     CHUNK,
     CONTEXT,
     TOLERANCE,
     Pair,
     committed_cache,
+    compare_caches,
     compare_steps,
     forced_tree,
     make_coreml,
@@ -43,6 +46,10 @@ CASES = {
     "all layers MSA, adapter with stream LoRA, pruned over the vocabulary": (
         SpeculativeConfig(num_msa_layers=3, stream_lora_rank=4, stream_lora_alpha=4.0),
         CoreMLOptions(8, 4, CONTEXT, 16, "vocabulary"),
+    ),
+    "values turned in place of embeddings, f": (
+        SpeculativeConfig(num_msa_layers=2, num_streams=3, value_rotation=0.5, stream_init_rank=2),
+        CoreMLOptions(8, 5, CONTEXT, CHUNK),
     ),
     "shared": (
         paper_config("shared", num_msa_layers=2, **LORA),
@@ -157,6 +164,85 @@ def test_first_of_two_equal_siblings_is_followed(paper):
     for model in (paper.coreml, paper.reference):
         model.prefill(prompt)
         assert model.step(tree).accepted == 1
+
+
+@pytest.fixture(scope="module")
+def sampling(base, tmp_path_factory) -> Pair:
+    options = CoreMLOptions(8, 5, CONTEXT, CHUNK, sampling=True)
+    return make_pair(base, CASES["paper"][0], options, tmp_path_factory.mktemp("sampling"))
+
+
+def test_sampling_form_also_returns_the_kept_nodes_logits(sampling, paper):
+    pair, prompt = sampling, prompt_ids(8)
+    truth = plain_text(pair.reference, prompt, 6)
+    tree = forced_tree(np.random.default_rng(4), truth, 8, "binary")
+    pair.coreml.prefill(prompt)
+    pair.reference.prefill(prompt)
+    for size in (8, 3):
+        part = tree_from_parents(tree.tokens[:size], tree.parents[:size])
+        mine, other = pair.coreml.step(part), pair.reference.step(part)
+        assert mine.logits.shape == other.logits.shape and mine.logits.dtype == np.float32
+        np.testing.assert_array_equal(mine.logits.argmax(-1), mine.chosen)
+        np.testing.assert_allclose(mine.logits, other.logits, **TOLERANCE)
+    paper.coreml.prefill(prompt)
+    assert paper.coreml.step(tree).logits is None
+    assert paper.coreml.limits.greedy_only and not pair.coreml.limits.greedy_only
+    with pytest.raises(UserError, match="no logits to choose from; convert it with --sampling"):
+        paper.coreml.step(tree, second_best)
+
+
+def second_best(kept, logits) -> np.ndarray:
+    """A rule of the host's own: nothing that the graph chooses."""
+    return logits.argsort(-1)[:, -2].astype(np.int32)
+
+
+def test_a_host_that_chooses_drafts_from_the_node_where_its_walk_ends(sampling):
+    """Its trees hold its own choices, so that its walks end below the graph's greedy ones."""
+    prompt, rng, elsewhere = prompt_ids(11), np.random.default_rng(1), 0
+    truth = [sampling.reference.prefill(prompt, second_best).root]
+    while len(truth) < CONTEXT - len(prompt):
+        truth.append(int(sampling.reference.step(root_only(truth[-1]), second_best).chosen[0]))
+        sampling.reference.commit([0])
+    models, at = (sampling.coreml, sampling.reference), 0
+    assert [model.prefill(prompt, second_best).root for model in models] == truth[:1] * 2
+    for shape in ("chain", "binary", "random") * 2:
+        tree = forced_tree(rng, truth[at:], 8, shape)
+        greedy = sampling.coreml.step(tree).accepted
+        mine, other = (model.step(tree, second_best) for model in models)
+        np.testing.assert_array_equal(mine.kept, other.kept)
+        np.testing.assert_array_equal(mine.chosen, other.chosen)
+        assert mine.accepted == other.accepted
+        np.testing.assert_allclose(mine.stream_logits, other.stream_logits, **TOLERANCE)
+        elsewhere += mine.accepted != greedy
+        path = tree.path(mine.accepted)
+        for model in models:
+            model.commit(path)
+        at += len(path)
+    assert elsewhere
+    compare_caches(sampling)
+
+
+def test_sampled_text_is_the_reference_s_with_and_without_drafts(sampling):
+    """Invariant 5 under keyed noise; the drafts are the same as well."""
+    for seed in range(3):
+        runs = [
+            list(
+                decode(
+                    model,
+                    Drafter(nodes),
+                    prompt_ids(9, seed=4),
+                    14,
+                    chooser=Chooser(Sampling(temperature=1.3, top_k=20, seed=seed)),
+                )
+            )
+            for model in (sampling.coreml, sampling.reference)
+            for nodes in (8, 1)
+        ]
+        texts = [[token for step in run for token in step.tokens] for run in runs]
+        assert texts[0] == texts[1] == texts[2] == texts[3]
+        trees = [[step.tree.tokens.tolist() for step in run[1:]] for run in (runs[0], runs[2])]
+        assert trees[0] == trees[1] and len(trees[0][0]) == 8
+    assert texts[0] != plain_text(sampling.reference, prompt_ids(9, seed=4), 14)
 
 
 def test_a_step_without_commit_changes_nothing(paper):

@@ -1,0 +1,152 @@
+import Foundation
+
+/// What the host needs to know of the base model.
+public struct BaseArchitecture: Codable, Sendable, Equatable {
+    public let family: String
+    public let vocabSize: Int
+    public let bosId: Int?
+    public let eosIds: [Int]
+}
+
+/// What the host needs to know of an adapter's streams.
+public struct StreamSettings: Codable, Sendable, Equatable {
+    /// `lossless` or `shared`.
+    public let mode: String
+    public let numStreams: Int
+    public let mainAttendsStreams: Bool
+    /// Rank of the parent bias, 0 without one.
+    public let markovRank: Int
+}
+
+/// Where an adapter's Core ML functions are and what sizes they were built for.
+public struct CoreMLFunctions: Codable, Sendable, Equatable {
+    /// Path of the package inside the bundle.
+    public let package: String
+    /// Function names.
+    public let prefill: String
+    public let step: String
+    /// Prompt tokens per prefill call.
+    public let chunk: Int
+    public let numNodes: Int
+    public let numKept: Int
+    public let context: Int
+    /// Packages in the order in which they run, when the model was split.
+    public let parts: [String]?
+}
+
+/// One application of a bundle.
+public struct BundledAdapter: Codable, Sendable, Equatable {
+    public let app: String
+    public let config: StreamSettings
+    public let promptTemplate: String
+    public let stopStrings: [String]
+    public let maxTokens: Int
+    public let numNodes: Int
+    /// safetensors file with the parent bias among others.
+    public let tensorFile: String
+    public let coreml: CoreMLFunctions?
+    /// Path of the golden traces without extension.
+    public let golden: String?
+    /// safetensors file with a parent bias that adapters share; nil: it is in `tensorFile`.
+    public let parentBiasFile: String?
+
+    /// The prompt text of a row of fields. Throws `missingTemplateField`.
+    public func prompt(_ fields: [String: String]) throws -> String {
+        try fillTemplate(promptTemplate, fields)
+    }
+
+    /// Names of the prompt template's fields in order of appearance, each once.
+    public var promptFields: [String] {
+        var names: [String] = []
+        _ = try? scanTemplate(promptTemplate) { name in
+            if !names.contains(name) { names.append(name) }
+            return ""
+        }
+        return names
+    }
+}
+
+/// Size and digest of one file of a bundle.
+public struct FileRecord: Codable, Sendable, Equatable {
+    public let bytes: Int
+    public let sha256: String
+}
+
+/// Everything a bundle says of itself, as far as the host needs it (`ss_device/bundle.py`).
+public struct Manifest: Codable, Sendable, Equatable {
+    public static let formatVersion = 1
+
+    public let architecture: BaseArchitecture
+    public let adapters: [String: BundledAdapter]
+    public let files: [String: FileRecord]
+
+    /// Reads `manifest.json`. Throws `missingFile`, `unsupportedFormat` or `damagedFile`.
+    init(contentsOf url: URL) throws {
+        guard let data = try? Data(contentsOf: url) else {
+            throw SpeculativeError.missingFile(path: url.path)
+        }
+        let decoder = JSONDecoder()
+        decoder.keyDecodingStrategy = .convertFromSnakeCase
+        do {
+            // The version comes first: another format may lack anything else.
+            let found = try decoder.decode(Version.self, from: data).formatVersion
+            guard found == Self.formatVersion else {
+                throw SpeculativeError.unsupportedFormat(
+                    path: url.path, found: found, supported: Self.formatVersion)
+            }
+            self = try decoder.decode(Manifest.self, from: data)
+        } catch let error as DecodingError {
+            throw SpeculativeError.damagedFile(path: url.path, reason: oneLine(error))
+        }
+    }
+
+    private struct Version: Decodable {
+        let formatVersion: Int
+    }
+}
+
+/// The place and the reason of a JSON error, on one line.
+func oneLine(_ error: DecodingError) -> String {
+    switch error {
+    case .keyNotFound(let key, let context):
+        return "no entry '\((context.codingPath + [key]).map(\.stringValue).joined(separator: "."))'"
+    case .typeMismatch(_, let context), .valueNotFound(_, let context), .dataCorrupted(let context):
+        let place = context.codingPath.map(\.stringValue).joined(separator: ".")
+        return place.isEmpty ? "not valid JSON" : "wrong entry '\(place)'"
+    @unknown default:
+        return "not valid JSON"
+    }
+}
+
+/// Fills `{field}` places; `{{` and `}}` are braces. Throws `missingTemplateField`.
+func fillTemplate(_ template: String, _ fields: [String: String]) throws -> String {
+    var names: [String] = []
+    let text = try scanTemplate(template) { name in
+        names.append(name)
+        return fields[name] ?? ""
+    }
+    if let missing = names.first(where: { fields[$0] == nil }) {
+        throw SpeculativeError.missingTemplateField(name: missing, expected: names)
+    }
+    return text
+}
+
+/// The template with every field replaced by what `value` says of its name.
+private func scanTemplate(_ template: String, value: (String) -> String) throws -> String {
+    var result = ""
+    var rest = Substring(template)
+    while let brace = rest.firstIndex(where: { $0 == "{" || $0 == "}" }) {
+        result += rest[..<brace]
+        let after = rest.index(after: brace)
+        if after < rest.endIndex, rest[after] == rest[brace] {
+            result.append(rest[brace])
+            rest = rest[rest.index(after: after)...]
+        } else if rest[brace] == "{", let end = rest.firstIndex(of: "}") {
+            result += value(String(rest[after..<end]))
+            rest = rest[rest.index(after: end)...]
+        } else {
+            throw SpeculativeError.invalidSetting("the prompt template has an unmatched brace: \(template)")
+        }
+    }
+    return result + rest
+}

@@ -1,0 +1,68 @@
+import Foundation
+import SpeculativeStreaming
+import SpeculativeStreamingCoreML
+
+/// What `--bench` reports.
+struct DeviceReport: Encodable {
+    struct Run: Encodable {
+        let nodes: Int
+        let millisecondsPerCall: Double
+        let tokensPerCall: Double
+        let tokensPerSecond: Double
+    }
+
+    let promptTokens: Int
+    /// One node per call is plain decoding in the same runtime.
+    var runs: [Run] = []
+    var placement: [ComputePlacement] = []
+    var placementUnavailable: String?
+}
+
+extension Session {
+    /// Time per call against nodes and tokens per second, with and without drafts, after one warm-up each.
+    func bench() async throws {
+        guard let prompt = try prompts().first, let functions = adapter.coreml else {
+            throw SpeculativeError.noCoreMLPackage(adapter: adapter.app)
+        }
+        let generator = try await generator()
+        var report = DeviceReport(promptTokens: prompt.count)
+        let largest = arguments.nodes ?? adapter.numNodes
+        for nodes in [1, 4, 8, 12, 16, 24, 32, 48, 64].filter({ $0 < largest }) + [largest] {
+            let request = GenerationOptions(
+                maxTokens: arguments.maxTokens ?? 64, numNodes: nodes, choice: try arguments.choice())
+            _ = try await generator.generate(tokens: prompt, options: request)
+            let counts = try await generator.generate(tokens: prompt, options: request).statistics
+            guard let perCall = counts.tokensPerCall, let perSecond = counts.tokensPerSecond else { continue }
+            report.runs.append(
+                DeviceReport.Run(
+                    nodes: nodes, millisecondsPerCall: 1000 * counts.decodeSeconds / Double(counts.calls),
+                    tokensPerCall: perCall, tokensPerSecond: perSecond))
+        }
+        do {
+            for name in [functions.prefill, functions.step] {
+                report.placement.append(
+                    try await ComputePlacement.plan(name, of: functions, in: bundle, options: options))
+            }
+        } catch let error as SpeculativeError {
+            report.placementUnavailable = error.description
+        }
+        if arguments.json { try printJSON(report) } else { show(report) }
+    }
+
+    private func show(_ report: DeviceReport) {
+        print("nodes   ms per call   tokens per call   tokens per second")
+        for run in report.runs {
+            print(
+                String(
+                    format: "%5d %13.2f %17.2f %19.1f", run.nodes, run.millisecondsPerCall, run.tokensPerCall,
+                    run.tokensPerSecond))
+        }
+        for placement in report.placement {
+            let devices = placement.devices.sorted { $0.key < $1.key }.map {
+                "\($0.key): \($0.value.operations) operations, \(String(format: "%.0f %%", 100 * $0.value.cost))"
+            }
+            print("\(placement.function): \(devices.joined(separator: "; "))")
+        }
+        if let reason = report.placementUnavailable { print(reason) }
+    }
+}

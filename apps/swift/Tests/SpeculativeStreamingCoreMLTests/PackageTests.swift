@@ -1,0 +1,150 @@
+import CoreML
+import Foundation
+import SpeculativeStreaming
+import Testing
+
+@testable import SpeculativeStreamingCoreML
+
+/// A tiny random bundle (12 nodes of which 9 are kept, context 96, chunks of 16, parent bias), which
+/// `make test-swift` writes with the answers that the Python step model gives on the same package.
+private struct TinyBundle {
+    struct Answer: Decodable {
+        let prompt: [Int]
+        let tokens: [Int]
+        let calls: Int
+        let text: String
+    }
+
+    let bundle: SpeculativeBundle
+    let answers: [Answer]
+    let options: CoreMLOptions
+    let tokenizer: ByteLevelDecoder
+
+    /// name: `bundle`, or `sampling`, whose package returns its logits.
+    init(_ name: String = "bundle") throws {
+        let folder = try #require(
+            ProcessInfo.processInfo.environment["SS_TINY_BUNDLE"],
+            "SS_TINY_BUNDLE names no folder; run these tests through make test-swift")
+        let url = URL(fileURLWithPath: folder)
+        bundle = try SpeculativeBundle(contentsOf: url.appendingPathComponent(name), verifyingChecksums: true)
+        answers = try JSONDecoder().decode(
+            [Answer].self, from: Data(contentsOf: url.appendingPathComponent("answers.json")))
+        options = CoreMLOptions(cache: CompiledPackageCache(folder: url.appendingPathComponent("compiled")))
+        tokenizer = try ByteLevelDecoder(tokenizerFile: bundle.url.appendingPathComponent("tokenizer.json"))
+    }
+}
+
+/// What the Python step model draws from the package that returns its logits.
+private struct SampledAnswers: Decodable {
+    struct Run: Decodable {
+        let seed: UInt64
+        let tokens: [Int]
+        let calls: Int
+    }
+
+    let prompt: [Int]
+    let runs: [Run]
+    /// One step's tree, the nodes that it keeps and the largest logit of each of their streams [K][γ].
+    let tokens: [Int]
+    let parents: [Int]
+    let kept: [Int]
+    let largest: [[Float]]
+
+    init() throws {
+        let folder = try #require(ProcessInfo.processInfo.environment["SS_TINY_BUNDLE"])
+        let file = URL(fileURLWithPath: folder).appendingPathComponent("sampled.json")
+        self = try JSONDecoder().decode(Self.self, from: Data(contentsOf: file))
+    }
+}
+
+/// Runs the real package: Core ML itself on Apple platforms, the reference executor on Linux.
+@Suite(.serialized) struct PackageTests {
+    @Test func generatesWhatThePythonStepModelGenerates() async throws {
+        let tiny = try TinyBundle()
+        let generator = try await SpeculativeGenerator(
+            coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
+        for answer in tiny.answers {
+            let found = try await generator.generate(tokens: answer.prompt, options: GenerationOptions(maxTokens: 16))
+            #expect(found.tokens == answer.tokens)
+            #expect(found.statistics.calls == answer.calls)
+            #expect(found.text == answer.text)
+            let plain = try await generator.generate(
+                tokens: answer.prompt, options: GenerationOptions(maxTokens: 16, numNodes: 1))
+            #expect(plain.tokens == answer.tokens)
+        }
+    }
+
+    @Test func replaysTheGoldenTraces() async throws {
+        let tiny = try TinyBundle()
+        let adapter = try tiny.bundle.adapter("tiny")
+        let stem = tiny.bundle.url.appendingPathComponent(try #require(adapter.golden))
+        var replay = Replay(model: try await CoreMLStepModel.open(adapter, of: tiny.bundle, options: tiny.options))
+        let report = try replay.run(try GoldenTraces.load(stem: stem), maxSteps: 4)
+        #expect(report.prompts == 2)
+        #expect(report.nodes > 20)
+        #expect(report.differences == report.nearTies, "half precision may only move near ties")
+        #expect(try #require(report.psnr) > 35)
+    }
+
+    @Test func samplingNeedsAPackageWithLogits() async throws {
+        let tiny = try TinyBundle()
+        let generator = try await SpeculativeGenerator(
+            coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
+        let choice = TokenChoice.sampled(try Sampling())
+        await #expect(throws: SpeculativeError.noLogits) {
+            try await generator.generate(tokens: [1, 9], options: GenerationOptions(choice: choice))
+        }
+        await #expect(throws: SpeculativeError.promptTooLong(tokens: 97, context: 96)) {
+            try await generator.generate(tokens: Array(repeating: 5, count: 97))
+        }
+    }
+
+    @Test func samplesWhatThePythonStepModelSamples() async throws {
+        let (tiny, answers) = (try TinyBundle("sampling"), try SampledAnswers())
+        let generator = try await SpeculativeGenerator(
+            coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
+        for run in answers.runs {
+            let choice = TokenChoice.sampled(try Sampling(temperature: 0.8, topK: 30, seed: run.seed))
+            let options = GenerationOptions(maxTokens: 16, choice: choice)
+            let found = try await generator.generate(tokens: answers.prompt, options: options)
+            #expect(found.tokens == run.tokens)
+            #expect(found.statistics.calls == run.calls)
+            let plain = try await generator.generate(tokens: answers.prompt, options: options.plain)
+            #expect(plain.tokens == run.tokens)
+        }
+    }
+
+    @Test func everyKeptNodeHasStreamsToDraftFrom() async throws {
+        let (tiny, answers) = (try TinyBundle("sampling"), try SampledAnswers())
+        let model = try await CoreMLStepModel.open(tiny.bundle.adapter(), of: tiny.bundle, options: tiny.options)
+        _ = try model.prefill(answers.prompt)
+        let verified = try model.step(DraftTree(tokens: answers.tokens, parents: answers.parents))
+        #expect(verified.kept == answers.kept)
+        for (node, expected) in zip(answers.kept, answers.largest) {
+            let streams = try #require(try model.streamLogits(ofNode: node))
+            #expect((0..<streams.rows).map { row in streams.withRow(row) { $0.max() } } == expected)
+        }
+        #expect(try model.streamLogits(ofNode: verified.accepted) == verified.streamLogits)
+    }
+
+    @Test func compiledPackagesAreFoundAgainByContent() async throws {
+        let tiny = try TinyBundle()
+        let package = try #require(tiny.bundle.adapter().coreml?.package)
+        let first = try await tiny.options.cache.compiled(package, of: tiny.bundle)
+        let date = try FileManager.default.attributesOfItem(atPath: first.path)[.modificationDate] as? Date
+        let second = try await tiny.options.cache.compiled(package, of: tiny.bundle)
+        #expect(first == second)
+        #expect(try FileManager.default.attributesOfItem(atPath: second.path)[.modificationDate] as? Date == date)
+    }
+
+    @Test func loadedFunctionsAreUsedAgain() async throws {
+        let tiny = try TinyBundle()
+        let functions = try #require(tiny.bundle.adapter().coreml)
+        let store = FunctionStore()
+        let first = try await store.functions(functions, of: tiny.bundle, tiny.options)
+        await store.releaseIdle()
+        let second = try await store.functions(functions, of: tiny.bundle, tiny.options)
+        #expect(first.step === second.step, "a function in use outlives a memory warning")
+        #expect(first.step !== second.prefill)
+    }
+}

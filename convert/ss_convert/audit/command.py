@@ -1,0 +1,172 @@
+"""`ss-convert audit`: what a package costs and what may leave the engine it was made for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from ss_convert.audit.devices import DEFAULTS, DEVICES, Device, device_named
+from ss_device.command_line import CommandParser, console, print_json, size_text
+from ss_device.errors import UserError
+
+ENGINES = ("ane", "gpu")
+SHOWN_HAZARDS = 30
+
+
+def parser() -> CommandParser:
+    """Options of the sub-command."""
+    made = CommandParser(
+        prog="ss-convert audit",
+        description="Predict placement hazards and the cost of a call from a saved Core ML package. On a "
+        "Mac also asks Core ML where it would place every operation.",
+        example="ss-convert audit build/sqlctx --engine ane --html audit.html",
+    )
+    add = made.add_argument
+    add("bundle", type=Path, help="bundle folder, or any .mlpackage")
+    add(
+        "--engine",
+        choices=ENGINES,
+        help="engine it is meant for (default: by its attention)",
+    )
+    add("--device", metavar="NAME", help=f"figures to estimate with: {', '.join(sorted(DEVICES))}")
+    add("--bandwidth", type=_positive, metavar="GB/S", help="your own figure in place of the device's")
+    add("--compute", type=_positive, metavar="TFLOP/S", help="your own figure in place of the device's")
+    add("--overhead", type=_positive, metavar="MS", help="per call; 0 by default")
+    add("--html", type=Path, metavar="FILE", help="also write a report with plots")
+    add("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def audit_command(arguments: argparse.Namespace) -> None:
+    """Body of the command."""
+    from ss_convert.audit.html import to_html
+    from ss_convert.audit.report import audit
+
+    engine = arguments.engine or _engine_of(arguments.bundle)
+    found = audit(arguments.bundle, engine, _device(arguments, engine))
+    if sys.platform == "darwin":
+        found = with_placement(found, arguments.bundle)
+    if arguments.html:
+        if not arguments.html.parent.is_dir():
+            raise UserError(f"{arguments.html.parent}: no such folder")
+        arguments.html.write_text(to_html(found), encoding="utf-8")
+    if arguments.json:
+        print_json(found.to_dict())
+    else:
+        _print(found)
+
+
+def with_placement(found, source: Path, tools=None):
+    """The audit with what Core ML says of every package (`placement.py`)."""
+    from ss_convert.audit.placement import placement
+    from ss_convert.coreml.executor import load_package
+
+    packages = []
+    for package in found.packages:
+        path = source if source.suffix == ".mlpackage" else source / package.path
+        places = placement(path, load_package(path).functions, found.engine, tools)
+        packages.append(replace(package, placement=places))
+    return replace(found, packages=packages)
+
+
+def _engine_of(source: Path) -> str:
+    """The engine that a bundle's attention was made for."""
+    from ss_device.bundle import MANIFEST, open_bundle
+
+    if (source / MANIFEST).is_file():
+        for entry in open_bundle(source).manifest.adapters.values():
+            if entry.coreml is not None and entry.coreml.graph.get("attention") == "fused":
+                return "gpu"
+    return "ane"
+
+
+def _device(arguments: argparse.Namespace, engine: str) -> Device:
+    device = device_named(arguments.device or DEFAULTS[engine])
+    own = {n: getattr(arguments, n) for n in ("bandwidth", "compute", "overhead")}
+    said = {name: value for name, value in own.items() if value is not None}
+    if said:
+        device = replace(device, **said, source=f"{device.source}; {', '.join(said)} given by the user")
+    return device
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from error
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _print(found) -> None:
+    screen, device = console(), found.device
+    screen.print(
+        f"{found.source}: engine {found.engine}; estimates from {device.bandwidth:g} GB/s, "
+        f"{device.compute:g} TFLOP/s ({device.name}: {device.source}); nothing was measured on a device",
+        markup=False,
+        soft_wrap=True,
+    )
+    for package in found.packages:
+        _print_package(screen, package)
+
+
+def _print_package(screen, package) -> None:
+    sizes = ", ".join(f"{kind} {size_text(count)}" for kind, count in package.kinds.items())
+    own = ", ".join(f"{app} {size_text(count)}" for app, count in package.own_bytes.items())
+    lines = (
+        f"{package.path}: weights {size_text(package.weight_bytes)} ({sizes})",
+        f"  read by several adapters {size_text(package.shared_bytes)}; by one alone: {own}",
+        f"  state {size_text(package.state_bytes)}",
+    )
+    for line in lines:
+        screen.print(line, markup=False, soft_wrap=True)
+    screen.print(_function_table(package))
+    for function in package.functions:
+        counts = ", ".join(f"{op} {count}" for op, count in function.operations.items())
+        screen.print(f"  {function.name}: {counts}", markup=False, soft_wrap=True)
+    for name, places in package.placement.items():
+        screen.print(f"  {name} on this Mac: {places}", markup=False, soft_wrap=True)
+    screen.print(f"{len(package.hazards)} hazards", markup=False)
+    for hazard in package.hazards[:SHOWN_HAZARDS]:
+        screen.print(
+            f"  {hazard.effect}: {hazard.function}, {hazard.operation} '{hazard.where}': {hazard.detail} "
+            f"[{hazard.rule}: {hazard.source}]",
+            markup=False,
+            soft_wrap=True,
+        )
+    if len(package.hazards) > SHOWN_HAZARDS:
+        screen.print(f"  and {len(package.hazards) - SHOWN_HAZARDS} more (--json lists all)")
+
+
+def _function_table(package) -> Table:
+    table = Table(box=SIMPLE)
+    for column in (
+        "function",
+        "MFLOP",
+        "weights",
+        "state",
+        "FLOP/byte",
+        "rows",
+        "memory",
+        "compute",
+        "step",
+    ):
+        table.add_column(column, justify="left" if column in ("function", "rows") else "right")
+    for function in package.functions:
+        costs = function.costs
+        table.add_row(
+            function.name,
+            f"{costs.flops / 1e6:,.1f}",
+            size_text(costs.weight_bytes),
+            size_text(costs.state_bytes),
+            f"{costs.intensity:.1f}",
+            ", ".join(f"{group}: {rows}" for group, rows in costs.rows.items()),
+            *(f"{1e3 * function.seconds[part]:.3f} ms" for part in ("memory", "compute", "step")),
+        )
+    return table

@@ -1,0 +1,41 @@
+"""Grouped-query attention: explicit products and softmax, or Core ML's fused operation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from coremltools.converters.mil import Builder as mb
+
+from ss_device.architecture import Architecture
+
+
+def for_attention(architecture: Architecture, form: str) -> Architecture:
+    """The architecture with the scale of queries that this form leaves to the graph.
+
+    The fused operation divides by √head_dim itself; the explicit form finds the scale in the queries.
+    """
+    if not is_fused(architecture, form):
+        return architecture
+    own = architecture.attention_scale
+    left = 1.0 if own is None else own * math.sqrt(architecture.head_dim)
+    return replace(architecture, attention_scale=left)
+
+
+def is_fused(architecture: Architecture, form: str) -> bool:
+    """Whether the fused operation can be used: it knows no soft cap."""
+    return form == "fused" and architecture.attention_softcap is None
+
+
+def fused_attention(queries, keys, values, mask):
+    """[H, n, d] × [n_kv, S, d] → [H, n, d]; queries scaled by √d too little (`for_attention`).
+
+    mask [n, S] additive. The heads of a group are stacked as rows, so no key or value is repeated.
+    """
+    heads, n, d = queries.shape
+    groups = keys.shape[0]
+    stacked = mb.reshape(x=queries, shape=[groups, heads // groups * n, d])
+    repeated = mb.tile(x=mask, reps=[heads // groups, 1]) if heads > groups else mask
+    repeated = mb.expand_dims(x=repeated, axes=[0])
+    out = mb.scaled_dot_product_attention(query=stacked, key=keys, value=values, attn_mask=repeated)
+    return mb.reshape(x=out, shape=[heads, n, d])

@@ -1,0 +1,153 @@
+"""Storing weights in fewer bits: per-channel int8, per-block int4, lookup tables per group of channels.
+
+A compressed weight is a `constexpr_*` operation in front of its use, built as such: the functions share
+it, and nothing has to be compressed again when packages are merged. Everything here is deterministic.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from coremltools.converters.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+INT4_BLOCK = 32
+TABLE_GROUP = {"lut4": 8, "lut6": 16}
+# Fewer channels than this per table cost more than they gain.
+SMALLEST_GROUP = 4
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """scale · data. data: int8 [out, in] with values of `bits` bits; scale: fp16 [out, in / block]."""
+
+    data: np.ndarray
+    scale: np.ndarray
+    bits: int
+
+
+@dataclass(frozen=True)
+class Palettized:
+    """table[group of the row][index]. indices: uint8 [out, in]; table: fp16 [groups, 2^bits]."""
+
+    indices: np.ndarray
+    table: np.ndarray
+    bits: int
+
+
+Stored = np.ndarray | Quantized | Palettized
+
+
+def compress(weight: np.ndarray, form: str) -> Stored:
+    """An fp16 matrix [out, in] as `form` says (`options.WEIGHTS`); `fp16` leaves it as it is."""
+    if form == "fp16":
+        return weight
+    if form == "int8":
+        return quantize(weight, 8, weight.shape[1])
+    if form == "int4":
+        return quantize(weight, 4, largest_divisor(weight.shape[1], INT4_BLOCK))
+    return palettize(weight, int(form.removeprefix("lut")), TABLE_GROUP[form])
+
+
+def quantize(weight: np.ndarray, bits: int, block: int) -> Quantized:
+    """Symmetric, one scale for every `block` neighbours of a row: |data| ≤ 2^(bits-1) - 1."""
+    out, width = weight.shape
+    largest = 2 ** (bits - 1) - 1
+    blocks = weight.astype(np.float32).reshape(out, width // block, block)
+    scale = (np.abs(blocks).max(axis=-1) / largest).astype(np.float16)
+    # A block of zeros, or of values so small that their scale is 0 in fp16, is stored as zeros.
+    divisor = np.where(scale > 0, scale, np.float16(1)).astype(np.float32)[..., None]
+    data = np.clip(np.rint(blocks / divisor), -largest, largest).astype(np.int8)
+    return Quantized(data.reshape(out, width), scale, bits)
+
+
+def palettize(weight: np.ndarray, bits: int, group: int) -> Palettized:
+    """The best 2^bits values (one-dimensional k-means) for every `group` rows.
+
+    The number of rows must be a multiple of the group; the nearest smaller divisor is taken, or one
+    table for the whole matrix.
+    """
+    from coremltools.optimize.coreml._quantization_passes import palettize_weights
+
+    out, width = weight.shape
+    group = table_rows(out, group)
+    found = palettize_weights.blockwise_compress(weight, "KMEANS", bits, [group, width])
+    indices = np.asarray(found.indices, np.uint8)
+    return Palettized(indices, np.asarray(found.lut, np.float16).reshape(-1, 2**bits), bits)
+
+
+def stored_bytes(shape: tuple[int, ...], form: str) -> int:
+    """Bytes that `compress` leaves of an fp16 array of this shape."""
+    size = math.prod(shape)
+    if form == "fp16":
+        return 2 * size
+    out, width = shape
+    if form.startswith("int"):
+        block = width if form == "int8" else largest_divisor(width, INT4_BLOCK)
+        return size * int(form.removeprefix("int")) // 8 + 2 * out * (width // block)
+    bits, group = int(form.removeprefix("lut")), table_rows(out, TABLE_GROUP[form])
+    return -(-size * bits // 8) + 2 * 2**bits * (out // group)
+
+
+def table_rows(out: int, group: int) -> int:
+    """Rows that share a table: the largest divisor of `out` up to `group`, or all where it is too small."""
+    group = largest_divisor(out, group)
+    return out if group < SMALLEST_GROUP else group
+
+
+def num_rows(stored: Stored) -> int:
+    """Rows [out] of a stored matrix."""
+    if isinstance(stored, np.ndarray):
+        return stored.shape[0]
+    return (stored.data if isinstance(stored, Quantized) else stored.indices).shape[0]
+
+
+def row_parts(stored: Stored, largest: int) -> list[tuple[int, Stored]]:
+    """(first row, rows) of consecutive parts of at most `largest` rows, compressed as the whole is."""
+    count, group = num_rows(stored), 1
+    if isinstance(stored, Palettized) and stored.table.shape[0] > 1:
+        group = count // stored.table.shape[0]
+    step = max(group, largest // group * group)
+    return [
+        (start, _rows(stored, start, min(start + step, count), group)) for start in range(0, count, step)
+    ]
+
+
+def _rows(stored: Stored, start: int, stop: int, group: int) -> Stored:
+    if isinstance(stored, np.ndarray):
+        return stored[start:stop]
+    if isinstance(stored, Quantized):
+        return Quantized(stored.data[start:stop], stored.scale[start:stop], stored.bits)
+    one_table = stored.table.shape[0] == 1
+    table = stored.table if one_table else stored.table[start // group : -(-stop // group)]
+    return Palettized(stored.indices[start:stop], table, stored.bits)
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` up to `limit`."""
+    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+
+
+def constant(name: str, stored: Stored, trailing: int = 0):
+    """The weight as a value of the function being built, `trailing` axes of size 1 behind it."""
+    ones = (1,) * trailing
+    if isinstance(stored, np.ndarray):
+        return mb.const(val=stored.reshape(stored.shape + ones), name=name)
+    if isinstance(stored, Quantized):
+        integers = stored.data.astype(
+            types.nptype_from_builtin(types.get_nbits_int_builtin_type(stored.bits, True))
+        )
+        return mb.constexpr_blockwise_shift_scale(
+            data=integers.reshape(integers.shape + ones),
+            scale=stored.scale.reshape(stored.scale.shape + ones),
+            name=name,
+        )
+    kind = types.nptype_from_builtin(types.get_nbits_int_builtin_type(stored.bits, False))
+    groups, palettes = stored.table.shape
+    return mb.constexpr_lut_to_dense(
+        indices=stored.indices.astype(kind).reshape(stored.indices.shape + ones),
+        lut=stored.table.reshape(groups, 1, *ones, palettes, 1),
+        name=name,
+    )

@@ -1,0 +1,60 @@
+"""The golden stage: traces of the reference with the base's weights, and with those the package holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ss_convert import golden
+from ss_convert.planning import Plan, PlannedAdapter
+from ss_device.trace import save_traces
+
+# Traces with the weights of the package, beside those with the base's own.
+STORED = "golden/stored"
+
+
+def write(plan: Plan, planned: PlannedAdapter, folder: Path) -> dict:
+    """Traces of the reference, of the adapter folder, or none with a note that says why.
+
+    → stems inside the bundle: `base` (the base's own weights) and, for a package with compressed
+    weights, `coreml` (the weights read back from the package); notes.
+    """
+    stem = f"golden/{planned.app}"
+    (folder / "golden").mkdir(exist_ok=True)
+    nothing = {"base": None, "coreml": None}
+    if not plan.golden:
+        return nothing | {"notes": ["golden traces left out (--no-golden)"]}
+    if golden.reference_available() and planned.prompts:
+        save_traces(_record(plan, planned), folder / stem)
+        stored = _write_stored(plan, planned, folder) if _is_compressed(plan, planned) else None
+        return {"base": stem, "coreml": stored, "notes": []}
+    options = planned.options
+    traces = golden.traces_of_folder(planned.folder, options.num_nodes, options.num_kept)
+    if traces is not None and not _is_compressed(plan, planned):
+        save_traces(traces, folder / stem)
+        note = "golden traces are those of the adapter folder"
+        return nothing | {"base": stem, "notes": [note]}
+    why = "no golden prompts (give --golden-prompts)"
+    if not golden.reference_available():
+        why = "PyTorch is not installed"
+    note = f"golden traces skipped: {why}; ss-validate has nothing to replay"
+    return nothing | {"notes": [note]}
+
+
+def _is_compressed(plan: Plan, planned: PlannedAdapter) -> bool:
+    return "coreml" in plan.targets and planned.options.compresses
+
+
+def _record(plan: Plan, planned: PlannedAdapter, weights: dict | None = None):
+    return golden.record_traces(plan.base, planned.adapter, planned.prompts, planned.options, weights)
+
+
+def _write_stored(plan: Plan, planned: PlannedAdapter, folder: Path) -> str:
+    from ss_convert.stored_weights import stored_weights
+
+    stem = f"{STORED}/{planned.app}"
+    (folder / STORED).mkdir(exist_ok=True)
+    architecture = plan.base.architecture
+    packages = [folder / package for package in plan.packages]
+    weights = stored_weights(packages, planned.app, plan.base.weights(), architecture)
+    save_traces(_record(plan, planned, weights), folder / stem)
+    return stem

@@ -1,0 +1,135 @@
+"""`ss-convert sizes`: what packages of 1, 2, … adapters weigh, for every form of the weights."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from ss_convert.coreml.options import WEIGHTS
+from ss_convert.form import Form
+from ss_convert.planning import Plan, Request, plan_conversion
+from ss_convert.weight_source import WeightSource
+from ss_device.adapter import Adapter
+from ss_device.command_line import CommandParser, console, print_json, progress, size_text
+
+# What a package may weigh beyond its base and its adapters: tables, masks, alignment.
+ALLOWANCE = 0.03
+# Parts that the host reads from the adapter's own file.
+NOT_IN_PACKAGE = "markov."
+
+
+def parser() -> CommandParser:
+    """Options of the sub-command."""
+    made = CommandParser(
+        prog="ss-convert sizes",
+        description="Build Core ML packages of the first 1, 2, … adapters with every --weights in a "
+        "temporary folder and compare their weight files with what base and adapters take by themselves.",
+        example="ss-convert sizes --adapter sqlctx --adapter models/adapters/mine",
+    )
+    add = made.add_argument
+    add("--adapter", required=True, action="append", metavar="NAME|PATH", help="may be repeated")
+    add("--base", type=Path, metavar="PATH", help="base model folder (default: the adapter's)")
+    add("--models", type=Path, metavar="DIR", help="folder with base/ and adapters/")
+    add("--weights", action="append", choices=WEIGHTS, help="may be repeated (default: all)")
+    add("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def sizes_command(arguments: argparse.Namespace) -> None:
+    """Body of the command."""
+    forms = arguments.weights or list(WEIGHTS)
+    plans, rows = [_plan(arguments, form) for form in forms], []
+    with progress(len(forms) * (len(arguments.adapter) + 1), "read") as advance:
+        for plan in plans:
+            rows.append(measure(plan, advance))
+    if arguments.json:
+        print_json({"rows": rows})
+    else:
+        _print(rows)
+
+
+def _plan(arguments: argparse.Namespace, form: str) -> Plan:
+    return plan_conversion(
+        Request(
+            adapters=tuple(arguments.adapter),
+            base=arguments.base,
+            models=arguments.models,
+            output=Path(tempfile.gettempdir()) / "ss-convert-sizes",
+            targets=("coreml",),
+            form=Form(weights=form),
+            golden=False,
+        )
+    )
+
+
+def measure(plan: Plan, report=lambda text: None) -> dict:
+    """Bytes of one form: `base` and `own` from shapes alone, `merged` of the files that were written.
+
+    merged: entry i has the first i+1 adapters; limit: base + their own bytes + 3 %.
+    """
+    from ss_convert import coreml_stage
+
+    weights = WeightSource(plan.base)
+    merged = []
+    with tempfile.TemporaryDirectory(prefix="ss-convert-sizes-") as name:
+        folder = Path(name)
+        for planned in plan.adapters:
+            report(f"{plan.form.weights} {planned.app}")
+            coreml_stage.write_functions(plan, planned, folder, weights)
+        report(f"{plan.form.weights} packages")
+        for count in range(1, len(plan.adapters) + 1):
+            fewer = replace(plan, adapters=plan.adapters[:count])
+            functions = coreml_stage.merge(fewer, folder)
+            merged.append(coreml_stage.sizes(fewer, folder, functions)["weight_bytes"])
+    base = base_bytes(plan)
+    own = {planned.app: own_bytes(planned.adapter) for planned in plan.adapters}
+    sums = [base + sum(list(own.values())[: i + 1]) for i in range(len(own))]
+    return {
+        "weights": plan.form.weights,
+        "embedding_weights": plan.form.embedding_weights,
+        "base": base,
+        "own": own,
+        "merged": merged,
+        "over": [round(size / total - 1, 5) for size, total in zip(merged, sums, strict=True)],
+        "within": all(s <= t * (1 + ALLOWANCE) for s, t in zip(merged, sums, strict=True)),
+    }
+
+
+def base_bytes(plan: Plan) -> int:
+    """Bytes of all base weights in their stored form."""
+    from ss_convert.coreml.compression import stored_bytes
+    from ss_convert.coreml.weights import form_of
+
+    forms = (plan.form.weights, plan.form.embedding_weights)
+    shapes = plan.base.architecture.weight_shapes()
+    return sum(stored_bytes(shape, form_of(name, shape, forms)) for name, shape in shapes.items())
+
+
+def own_bytes(adapter: Adapter) -> int:
+    """Bytes of an adapter's parts that a package holds, in fp16."""
+    parts = [t for name, t in adapter.tensors.items() if not name.startswith(NOT_IN_PACKAGE)]
+    return 2 * sum(part.size for part in [*parts, *adapter.lora_tensors().values()])
+
+
+def _print(rows: list[dict]) -> None:
+    apps = list(rows[0]["own"])
+    table = Table(box=SIMPLE)
+    for column in ("weights", "base", *apps):
+        table.add_column(column, justify="right" if column != "weights" else "left")
+    for count in range(1, len(apps) + 1):
+        table.add_column(f"package of {count}", justify="right")
+    table.add_column(f"≤ sum + {ALLOWANCE:.0%}")
+    for row in rows:
+        packages = [
+            f"{size_text(size)} ({over:+.1%})"
+            for size, over in zip(row["merged"], row["over"], strict=True)
+        ]
+        own = [size_text(row["own"][app]) for app in apps]
+        within = "yes" if row["within"] else "no"
+        table.add_row(row["weights"], size_text(row["base"]), *own, *packages, within)
+    console().print(table)

@@ -1,0 +1,32 @@
+"""The base's weights, opened only if some stage needs them and read tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ss_device.base_model import BaseFolder
+
+
+class WeightSource:
+    """Canonical base weights on demand, and their form in a Core ML package."""
+
+    def __init__(self, base: BaseFolder) -> None:
+        self._base = base
+        self._weights: Mapping[str, np.ndarray] | None = None
+        self._stored = None
+
+    def get(self) -> Mapping[str, np.ndarray]:
+        """Canonical name → array, read when asked for (`BaseFolder.stored_weights`)."""
+        if self._weights is None:
+            self._weights = self._base.stored_weights()
+        return self._weights
+
+    def stored(self, options):
+        """`BaseWeights` as `CoreMLOptions` want them, compressed once for all adapters."""
+        from ss_convert.coreml.convert import base_weights
+
+        if self._stored is None:
+            self._stored = base_weights(self._base.architecture, self.get(), options)
+        return self._stored

@@ -1,0 +1,210 @@
+"""The methods that `ss-bench run` measures: ours in one runtime, and other people's on the same weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.decoding import Drafter, Step, StepModel, decode
+from ss_device.errors import UserError, one_line
+from ss_device.files import read_json
+from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
+from ss_runtime.backends import hugging_face_model
+from ss_runtime.tuning import read_tuning
+
+OURS = ("plain", "ss", "ss-lookup", "ss-tuned", "prompt-lookup")
+FOREIGN = ("mlx-lm", "mlx-lm-draft", "hf", "hf-prompt-lookup", "hf-assisted")
+METHODS = OURS + FOREIGN
+
+
+@dataclass
+class Run:
+    """One prompt's generation. tokens: ids up to and with the end token; seconds: to the first token
+    (None where a method does not tell) and in all; model_seconds: per model call after the prompt's,
+    the host's drafting left out; steps: our decoding loop's records."""
+
+    tokens: list[int]
+    seconds: float
+    first_token: float | None = None
+    model_seconds: list[float] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+# (prompt ids, max tokens) → Run
+Method = Callable[[Sequence[int], int], Run]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the methods share. base, draft: Hugging Face folders, for methods that load one."""
+
+    bundle: Bundle
+    adapter: BundledAdapter
+    dtype: str
+    base: Path | None = None
+    draft: Path | None = None
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return frozenset(self.bundle.manifest.architecture.eos_ids)
+
+
+def open_method(name: str, setting: Setting) -> Method:
+    """A method by name. Raises UserError for an unknown one or one that cannot run here."""
+    if name in OURS:
+        return _ours(name, setting)
+    if name in ("mlx-lm", "mlx-lm-draft"):
+        return _mlx_lm(setting, with_draft=name == "mlx-lm-draft")
+    if name in FOREIGN:
+        return _hugging_face(name, setting)
+    raise UserError(f"unknown method '{name}' (known: {', '.join(METHODS)})")
+
+
+def drafter_of(name: str, setting: Setting) -> Drafter | PromptLookupChain:
+    """The drafter of one of our methods."""
+    adapter = setting.adapter
+    bias = setting.bundle.parent_bias(adapter)
+    if name == "plain":
+        return Drafter(1)
+    if name == "ss":
+        return Drafter(adapter.num_nodes, parent_bias=bias)
+    if name == "ss-lookup":
+        return Drafter(adapter.num_nodes, parent_bias=bias, lookup=PromptLookup())
+    if name == "prompt-lookup":
+        return PromptLookupChain(min(11, adapter.num_nodes))
+    choice = read_tuning(setting.bundle, adapter.app, setting.dtype)
+    if choice is None:
+        raise UserError(
+            f"{setting.bundle.path}: no tuning for '{adapter.app}' in {setting.dtype} (ss-bench tune)"
+        )
+    return choice.drafter(bias)
+
+
+def _ours(name: str, setting: Setting) -> Method:
+    from ss_runtime.backends import fastest_stream_rows, open_backend
+
+    drafter = drafter_of(name, setting)
+    uses_streams = isinstance(drafter, Drafter) and drafter.use_streams
+    rows = fastest_stream_rows(setting.adapter, drafter.num_nodes if uses_streams else 1)
+    model = TimedModel(open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, rows))
+    return partial(_decode, model, drafter, setting.stop_ids)
+
+
+class TimedModel:
+    """A step model with the seconds of its step and commit calls."""
+
+    def __init__(self, model: StepModel) -> None:
+        self._model, self.limits, self.seconds = model, model.limits, []
+
+    def prefill(self, tokens, *choose):
+        proposal = self._model.prefill(tokens, *choose)
+        self.seconds = []
+        return proposal
+
+    def step(self, tree, *choose):
+        start = time.perf_counter()
+        verified = self._model.step(tree, *choose)
+        self.seconds.append(time.perf_counter() - start)
+        return verified
+
+    def commit(self, path):
+        self._model.commit(path)
+
+
+def _decode(
+    model: TimedModel, drafter, stop_ids: frozenset[int], prompt: Sequence[int], max_tokens: int
+) -> Run:
+    start = time.perf_counter()
+    steps = decode(model, drafter, prompt, max_tokens, stop_ids)
+    records = [next(steps)]
+    first = time.perf_counter() - start
+    records.extend(steps)
+    seconds = time.perf_counter() - start
+    tokens = [token for record in records for token in record.tokens]
+    return Run(tokens, seconds, first, list(model.seconds), records[1:])
+
+
+def _base_folder(setting: Setting, method: str) -> Path:
+    """The base's own folder, checked against the bundle's digest."""
+    from ss_device.base_model import open_base
+
+    if setting.base is None:
+        raise UserError(f"method '{method}' loads the base model's folder: give --base")
+    found, wanted = open_base(setting.base).identity.sha256, setting.bundle.manifest.base.sha256
+    if found != wanted:
+        raise UserError(
+            f"{setting.base}: sha256 {found[:12]}…, the bundle was made from a base with {wanted[:12]}…"
+        )
+    return setting.base
+
+
+def _old_rope_names(folder: Path) -> dict:
+    """`rope_theta` where mlx-lm looks for it: transformers 5 writes it into `rope_parameters` alone, and
+    mlx-lm would silently take its default."""
+    config = read_json(folder / "config.json")
+    theta = (config.get("rope_parameters") or {}).get("rope_theta")
+    return {"rope_theta": theta} if theta is not None and "rope_theta" not in config else {}
+
+
+def _mlx_lm(setting: Setting, with_draft: bool) -> Method:
+    """mlx-lm's own `stream_generate`, with its draft-model decoding on request."""
+    try:
+        import mlx.core as mx
+        from mlx_lm import load, stream_generate
+    except ImportError as error:
+        raise UserError(f"mlx-lm cannot be loaded: {one_line(error)}") from error
+    folder = _base_folder(setting, "mlx-lm")
+    model, tokenizer = load(str(folder), model_config=_old_rope_names(folder))
+    model.set_dtype(getattr(mx, setting.dtype))
+    options = {}
+    if with_draft:
+        if setting.draft is None:
+            raise UserError(
+                "method 'mlx-lm-draft' needs a small model with the same tokenizer: give --draft"
+            )
+        options["draft_model"], _ = load(str(setting.draft), model_config=_old_rope_names(setting.draft))
+        options["draft_model"].set_dtype(getattr(mx, setting.dtype))
+    tokenizer.eos_token_ids = set(setting.stop_ids)
+
+    def run(prompt: Sequence[int], max_tokens: int) -> Run:
+        tokens, first, start = [], None, time.perf_counter()
+        for response in stream_generate(model, tokenizer, list(prompt), max_tokens=max_tokens, **options):
+            tokens.append(response.token)
+            first = first or time.perf_counter() - start
+        return Run(tokens, time.perf_counter() - start, first)
+
+    return run
+
+
+def _hugging_face(name: str, setting: Setting) -> Method:
+    """Hugging Face `generate` on torch: plain, prompt lookup (10 tokens) or assisted by a small model."""
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise UserError(f"method '{name}' needs torch and transformers: {one_line(error)}") from error
+    kind = getattr(torch, setting.dtype)
+    model = hugging_face_model(setting.bundle, setting.dtype)
+    options: dict = {"do_sample": False, "eos_token_id": sorted(setting.stop_ids) or None}
+    options["pad_token_id"] = min(setting.stop_ids, default=0)
+    if name == "hf-prompt-lookup":
+        options["prompt_lookup_num_tokens"] = 10
+    if name == "hf-assisted":
+        if setting.draft is None:
+            raise UserError(f"method '{name}' needs a small model with the same tokenizer: give --draft")
+        options["assistant_model"] = AutoModelForCausalLM.from_pretrained(setting.draft, dtype=kind).eval()
+
+    def run(prompt: Sequence[int], max_tokens: int) -> Run:
+        ids = torch.tensor([list(prompt)])
+        start = time.perf_counter()
+        with torch.no_grad():
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **options
+            )
+        return Run(out[0, len(prompt) :].tolist(), time.perf_counter() - start)
+
+    return run

@@ -1,0 +1,161 @@
+"""Prompt caches: keys and values of a text, reused by the next prompt that begins with it.
+
+A cache belongs to whatever its keys and values depend on: the base alone for a lossless adapter (so all
+lossless adapters of a base share one), the base and the adapter in shared mode. Where main streams attend
+to streams (v2), only positions computed without streams are reused: others depend on what was generated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.decoding import Choose, Proposal, StepLimits, Verified
+from ss_device.errors import UserError, one_line
+from ss_device.tree import DraftTree
+from ss_runtime.kv_cache import KVCache
+from ss_runtime.mlx_model import MLXStepModel
+
+FORMAT_VERSION = 1
+
+
+def cache_content(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> str:
+    """What keys and values depend on, as a sha256: base, arithmetic, and the adapter in shared mode."""
+    parts = [bundle.manifest.base.sha256, dtype]
+    if adapter.config.mode == "shared":
+        entry = bundle.manifest.files.get(adapter.tensor_file, {})
+        parts += [entry.get("sha256", adapter.app), json.dumps(adapter.config.to_dict(), sort_keys=True)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+class CachedText:
+    """Committed tokens and their keys and values. `reusable`: how many of them a prompt may reuse."""
+
+    def __init__(self, content: str, kv: KVCache) -> None:
+        self.content, self.kv = content, kv
+        self.tokens: list[int] = []
+        self.reusable = 0
+
+    def trim(self, length: int) -> None:
+        """Forget all but the first `length` tokens. Raises UserError when there are fewer."""
+        if not 0 <= length <= len(self.tokens):
+            raise UserError(f"a cache of {len(self.tokens)} tokens cannot be trimmed to {length}")
+        del self.tokens[length:]
+        self.kv.length = length
+        self.reusable = min(self.reusable, length)
+
+    def common(self, tokens: Sequence[int]) -> int:
+        """How many tokens of the prompt need not be computed; its last one always is."""
+        if not self.kv.layers:  # an interrupted step took the buffers along
+            return 0
+        limit = min(self.reusable, len(tokens) - 1)
+        for index in range(limit):
+            if self.tokens[index] != tokens[index]:
+                return index
+        return max(limit, 0)
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file: tokens, and `keys`/`values` [layers, kv_heads, tokens, head_dim]."""
+        length = self.reusable
+        if not length or not self.kv.layers:
+            raise UserError("the prompt cache is empty: generate or prefill before saving it")
+        arrays = {
+            name: mx.stack([pair[part][0, :, :length] for pair in self.kv.layers])
+            for part, name in enumerate(("keys", "values"))
+        }
+        arrays["tokens"] = mx.array(self.tokens[:length], mx.int32)
+        about = {"format_version": str(FORMAT_VERSION), "content": self.content}
+        partial = path.with_name(f".{path.name}.partial.safetensors")
+        mx.save_safetensors(str(partial), arrays, about)
+        os.replace(partial, path)
+
+    def load(self, path: Path, context: int) -> None:
+        """Replace the text by a saved one. Raises UserError for a cache of another base or adapter."""
+        arrays, about = _read(path)
+        if about.get("format_version") != str(FORMAT_VERSION) or set(arrays) != {
+            "keys",
+            "values",
+            "tokens",
+        }:
+            raise UserError(f"{path}: not a prompt cache of format version {FORMAT_VERSION}")
+        if about.get("content") != self.content:
+            raise UserError(
+                f"{path}: made with another base, arithmetic or adapter (content "
+                f"{about.get('content', '')[:12]}…, here {self.content[:12]}…)"
+            )
+        tokens = arrays["tokens"].tolist()
+        if len(tokens) > context:
+            raise UserError(f"{path}: {len(tokens)} tokens, the context holds {context}")
+        kv = self.kv
+        kv.reset()
+        kv.reserve(len(tokens))
+        shape = (len(kv.layers), *kv.layers[0][0].shape[1:2], len(tokens), kv.layers[0][0].shape[3])
+        for name in ("keys", "values"):
+            if arrays[name].shape != shape:
+                raise UserError(f"{path}: '{name}' has shape {arrays[name].shape}, expected {shape}")
+        start = mx.array([0])
+        kv.layers = [
+            tuple(
+                mx.slice_update(buffer, arrays[name][layer][None].astype(buffer.dtype), start, (2,))
+                for buffer, name in zip(pair, ("keys", "values"), strict=True)
+            )
+            for layer, pair in enumerate(kv.layers)
+        ]
+        mx.eval(kv.layers)
+        kv.length = len(tokens)
+        self.tokens, self.reusable = tokens, len(tokens)
+
+
+def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        arrays, about = mx.load(str(path), format="safetensors", return_metadata=True)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({one_line(error)})") from error
+    return dict(arrays), dict(about)
+
+
+class ReusingModel:
+    """An MLX step model whose prefill keeps the common beginning of the text before.
+
+    text: may be shared by several models with the same content; one generation at a time. `reused`:
+    prompt tokens that the last prefill did not compute.
+    """
+
+    def __init__(self, model: MLXStepModel, text: CachedText) -> None:
+        self._model, self.text = model, text
+        model.cache = text.kv
+        self._plain_only = model.config.main_attends_streams
+        self._tree: DraftTree | None = None
+        self.reused = 0
+
+    @property
+    def limits(self) -> StepLimits:
+        return self._model.limits
+
+    def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
+        """As `StepModel.prefill`, computing only what the cached text does not begin with."""
+        text = self.text
+        self.reused = text.common(tokens)
+        text.trim(self.reused)
+        proposal = self._model.prefill(tokens, choose, self.reused)
+        text.tokens[:] = [int(token) for token in tokens]
+        text.reusable = len(tokens) - self._plain_only
+        return proposal
+
+    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
+        self._tree = tree
+        return self._model.step(tree, choose)
+
+    def commit(self, path: Sequence[int]) -> None:
+        self._model.commit(path)
+        self.text.tokens.extend(int(self._tree.tokens[node]) for node in path)
+        if not self._plain_only:
+            self.text.reusable = len(self.text.tokens)

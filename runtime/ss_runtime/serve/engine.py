@@ -1,0 +1,155 @@
+"""One generation at a time: a worker thread that owns the models, and a bounded queue before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from ss_device.bundle import Bundle
+from ss_device.decoding import Drafter, check_request
+from ss_device.errors import UserError
+from ss_device.prompt_lookup import PromptLookup
+from ss_runtime.chat_prompt import ChatPrompt
+from ss_runtime.generation import GenerationStep, generate_steps
+from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
+from ss_runtime.tokenization import load_tokenizer
+
+
+@dataclass
+class Usage:
+    """What a generation took, counted while it runs."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    calls: int = 0
+    drafted: int = 0
+    seconds: float = 0.0
+
+    def add(self, record: GenerationStep) -> None:
+        self.completion_tokens += len(record.tokens)
+        self.calls += record.step.tree is not None
+        self.drafted += record.num_drafted
+
+    def to_dict(self) -> dict:
+        """OpenAI's `usage`; `speculation` is this project's addition."""
+        after_first = self.completion_tokens - 1
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"accepted_prediction_tokens": self.drafted},
+            "speculation": {
+                "model_calls": self.calls,
+                "tokens_per_call": round(after_first / self.calls, 4) if self.calls else None,
+                "seconds": round(self.seconds, 4),
+            },
+        }
+
+
+class Engine:
+    """The bundle's adapters and the queue. Everything that touches a model runs in the one worker thread.
+
+    queue: requests that may wait while another one runs; one more gets 429. lookup: draft copies too.
+    """
+
+    def __init__(self, bundle: Bundle, dtype: str, queue: int, lookup: bool, nodes: int | None) -> None:
+        self.bundle, self.queue = bundle, queue
+        self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
+        self._turn = asyncio.Lock()
+        self._present = 0
+        self.tokenizer = load_tokenizer(bundle)
+        self.chat = ChatPrompt(bundle.path, self.tokenizer)
+        self.started = int(time.time())
+        self.bank = self._worker.submit(self._open_bank, dtype).result()
+
+    def _open_bank(self, dtype: str):
+        from ss_runtime.adapter_bank import AdapterBank
+
+        return AdapterBank(self.bundle, dtype)
+
+    def close(self) -> None:
+        """Wait for the running model call and end the worker."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def present(self) -> int:
+        """Requests that run or wait."""
+        return self._present
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """A place in the queue, then the turn. Raises RequestError 429 when the queue is full."""
+        if self._present > self.queue:
+            raise RequestError(
+                429, "rate_limit_error", f"{self.queue} requests are waiting: try again later"
+            )
+        self._present += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._present -= 1
+
+    async def run(self, function: Callable):
+        """Run a function in the worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
+    def prepare(self, request: GenerationRequest) -> tuple[str, list[int], int]:
+        """The adapter's name, prompt ids and token limit. Raises RequestError for what cannot be run."""
+        try:
+            resident = self.bank.activate(request.model)
+        except UserError as error:
+            raise RequestError(404, "model_not_found", str(error)) from error
+        try:
+            if request.messages is not None:
+                ids = self.chat.ids(request.messages)
+            elif isinstance(request.prompt, str):
+                ids = self.tokenizer.encode(request.prompt)
+            else:
+                ids = list(request.prompt)
+            limit = request.max_tokens or resident.adapter.max_tokens
+            check_request(resident.model.limits, 1, len(ids), limit, request.chooser)
+        except UserError as error:
+            raise bad_request(str(error)) from error
+        return resident.adapter.app, ids, limit
+
+    async def generate(
+        self, request: GenerationRequest, name: str, ids: list[int], limit: int, usage: Usage
+    ) -> AsyncIterator[GenerationStep]:
+        """Records of one generation, as `prepare` described it; the caller holds the turn.
+
+        Leaving the loop early ends the work after the model call that runs.
+        """
+        resident = self.bank.activate(name)
+        nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
+        steps = generate_steps(
+            resident.model,
+            Drafter(nodes, parent_bias=resident.parent_bias, lookup=self._lookup),
+            ids,
+            limit,
+            frozenset(self.bundle.manifest.architecture.eos_ids),
+            (*resident.adapter.stop_strings, *request.stop_strings),
+            self.tokenizer,
+            request.chooser,
+        )
+        usage.prompt_tokens = len(ids)
+        try:
+            while True:
+                start = time.perf_counter()
+                record = await self.run(lambda: next(steps, None))
+                usage.seconds += time.perf_counter() - start
+                if record is None:
+                    return
+                usage.cached_tokens = resident.model.reused
+                usage.add(record)
+                yield record
+        finally:
+            # After the running call, in the same thread; nobody waits for it.
+            self._worker.submit(steps.close)

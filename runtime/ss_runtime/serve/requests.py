@@ -1,0 +1,151 @@
+"""Requests of the OpenAI API: JSON bodies checked and turned into what the engine needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ss_device.errors import UserError
+from ss_device.sampling import Chooser
+from ss_runtime.token_choice import make_chooser
+
+# Fields that change the answer and that this server does not have: refused unless they say nothing.
+UNSUPPORTED = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "logprobs": (None, False, 0),
+    "top_logprobs": (None, 0),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "logit_bias": (None, {}),
+    "tools": (None, []),
+    "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+}
+MAX_STOPS = 4
+
+
+class RequestError(Exception):
+    """A request that gets an error as its answer: HTTP status, OpenAI error type, one line."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message = status, kind, message
+
+    def to_dict(self) -> dict:
+        return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.status}}
+
+
+def bad_request(message: str) -> RequestError:
+    return RequestError(400, "invalid_request_error", message)
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A checked request. Exactly one of `messages` (chat) and `prompt` (text or token ids) is set."""
+
+    model: str | None
+    messages: list[dict] | None
+    prompt: str | list[int] | None
+    max_tokens: int | None
+    stop_strings: tuple[str, ...]
+    chooser: Chooser | None
+    stream: bool
+    stream_usage: bool
+
+
+def parse_request(body: object, chat: bool, vocab_size: int, max_tokens: int) -> GenerationRequest:
+    """Check a decoded JSON body. max_tokens: the most a request may ask for. Raises RequestError."""
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    for name, harmless in UNSUPPORTED.items():
+        if body.get(name) not in harmless:
+            raise bad_request(f"'{name}' is not supported by this server")
+    wanted = _typed(body, "max_completion_tokens", int) or _typed(body, "max_tokens", int)
+    if wanted is not None and not 1 <= wanted <= max_tokens:
+        raise bad_request(f"max_tokens {wanted} must lie between 1 and {max_tokens}")
+    options = _typed(body, "stream_options", dict) or {}
+    return GenerationRequest(
+        model=_typed(body, "model", str),
+        messages=_messages(body) if chat else None,
+        prompt=None if chat else _prompt(body, vocab_size),
+        max_tokens=wanted,
+        stop_strings=_stops(body),
+        chooser=_chooser(body),
+        stream=bool(_typed(body, "stream", bool)),
+        stream_usage=bool(options.get("include_usage")),
+    )
+
+
+def _typed(body: dict, name: str, kind: type | tuple):
+    """A field of the body, None where it is missing or null."""
+    value = body.get(name)
+    if value is None:
+        return None
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise bad_request(f"'{name}' is {type(value).__name__}, expected {kinds[0].__name__}")
+    return value
+
+
+def _messages(body: dict) -> list[dict]:
+    messages = _typed(body, "messages", list)
+    if not messages:
+        raise bad_request("'messages' must hold at least one message")
+    return [_message(message, index) for index, message in enumerate(messages)]
+
+
+def _message(message: object, index: int) -> dict:
+    """One message with its content as text; a list of text parts is joined."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise bad_request(f"messages[{index}] needs a 'role' and a 'content'")
+    content = message.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+            raise bad_request(f"messages[{index}]: only text parts are supported")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise bad_request(f"messages[{index}]: 'content' must be text")
+    return {"role": message["role"], "content": content}
+
+
+def _prompt(body: dict, vocab_size: int) -> str | list[int]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(t) is int and 0 <= t < vocab_size for t in prompt):
+        return prompt
+    raise bad_request(f"'prompt' must be one text or one list of token ids below {vocab_size}")
+
+
+def _stops(body: dict) -> tuple[str, ...]:
+    stops = body.get("stop")
+    if stops is None:
+        return ()
+    stops = [stops] if isinstance(stops, str) else stops
+    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
+        raise bad_request("'stop' must be a text or a list of texts")
+    if len(stops) > MAX_STOPS:
+        raise bad_request(f"'stop' has {len(stops)} texts, at most {MAX_STOPS} are taken")
+    return tuple(stops)
+
+
+def _chooser(body: dict) -> Chooser | None:
+    """Greedy unless a temperature is given."""
+    number = (int, float)
+    temperature = float(_typed(body, "temperature", number) or 0.0)
+    settings = {
+        name: value
+        for name, kind in (("top_p", number), ("top_k", int), ("min_p", number), ("seed", int))
+        if (value := _typed(body, name, kind)) is not None
+    }
+    if temperature == 0:
+        settings = {}  # clients send top_p 1 and the like with greedy requests
+    penalties = {
+        name: _typed(body, f"{name}_penalty", number) for name in ("repetition", "presence", "frequency")
+    }
+    try:
+        return make_chooser(temperature, settings, penalties)
+    except UserError as error:
+        raise bad_request(str(error)) from error

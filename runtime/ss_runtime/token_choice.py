@@ -1,0 +1,99 @@
+"""How tokens are chosen, from options of a command or a request: greedy, sampled, penalised, lossy."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ss_device.errors import UserError
+from ss_device.sampling import Chooser, LogitsProcessor, Sampling, TypicalAcceptance
+
+PENALTIES = ("repetition", "presence", "frequency")
+
+
+def add_choice_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `chooser_from_options` reads."""
+    group = parser.add_argument_group("choice of tokens (default: greedy)")
+    add = group.add_argument
+    add("--temperature", type=float, default=0.0, metavar="T", help="above 0: sample (default: 0, greedy)")
+    add("--top-p", type=float, metavar="P", help="sample from the likeliest tokens that reach P together")
+    add("--sample-top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    add(
+        "--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest one's probability"
+    )
+    add("--seed", type=int, metavar="N", help="the same seed gives the same text, with drafts or without")
+    for name in PENALTIES:
+        add(f"--{name}-penalty", type=float, metavar="X", help=f"mlx-lm's {name} penalty")
+    add(
+        "--lossy-typical",
+        type=float,
+        metavar="EPSILON",
+        help="LOSSY: accept drafts that are merely typical (Medusa's rule, e.g. 0.3); changes the text",
+    )
+
+
+def chooser_from_options(arguments: argparse.Namespace) -> Chooser | None:
+    """The chooser that a command line asks for; None is greedy. Raises UserError for bad values."""
+    settings = {
+        name: value
+        for name, value in (
+            ("top_p", arguments.top_p),
+            ("top_k", arguments.sample_top_k),
+            ("min_p", arguments.min_p),
+            ("seed", arguments.seed),
+        )
+        if value is not None
+    }
+    penalties = {name: getattr(arguments, f"{name}_penalty") for name in PENALTIES}
+    return make_chooser(arguments.temperature, settings, penalties, arguments.lossy_typical)
+
+
+def make_chooser(
+    temperature: float,
+    settings: dict,
+    penalties: dict[str, float | None] | None = None,
+    lossy_typical: float | None = None,
+) -> Chooser | None:
+    """A chooser, or None for greedy decoding without penalties.
+
+    settings: fields of `Sampling` but the temperature; a missing seed is drawn at random. penalties:
+    repetition, presence, frequency. Raises UserError for values that cannot be, or that greedy ignores.
+    """
+    processors = penalty_processors(penalties or {})
+    if temperature < 0:
+        raise UserError(f"temperature {temperature} must not be negative (0 is greedy)")
+    if temperature == 0:
+        unused = sorted(set(settings) - {"seed"}) + ["typical acceptance"] * (lossy_typical is not None)
+        if unused:
+            raise UserError(f"{unused[0].replace('_', '-')} needs a temperature above 0")
+        return Chooser(processors=processors) if processors else None
+    sampling = Sampling(temperature, **{"seed": secrets.randbits(63), **settings})
+    typical = TypicalAcceptance(lossy_typical) if lossy_typical is not None else None
+    return Chooser(sampling, processors, typical)
+
+
+def penalty_processors(penalties: dict[str, float | None]) -> tuple[LogitsProcessor, ...]:
+    """mlx-lm's processors for the penalties that are set. Raises UserError without mlx-lm."""
+    wanted = {f"{name}_penalty": value for name, value in penalties.items() if value}
+    if not wanted:
+        return ()
+    if wanted.get("repetition_penalty", 1.0) < 0:
+        raise UserError(f"repetition penalty {wanted['repetition_penalty']} must not be negative")
+    try:
+        from mlx_lm.sample_utils import make_logits_processors
+    except ImportError as error:
+        raise UserError("penalties need mlx-lm: pip install 'ss-device[runtime]'") from error
+    return tuple(from_mlx_lm(processor) for processor in make_logits_processors(**wanted))
+
+
+def from_mlx_lm(processor: Callable) -> LogitsProcessor:
+    """A processor of mlx-lm (tokens, logits [1, V] as MLX arrays) as one of this project's."""
+    import mlx.core as mx
+
+    def process(text: Sequence[int], logits: np.ndarray) -> np.ndarray:
+        return np.array(processor(mx.array(list(text)), mx.array(logits)[None])[0])
+
+    return process

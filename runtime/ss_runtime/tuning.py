@@ -1,0 +1,77 @@
+"""`tuning.json` in a bundle: which draft pays on a device, with the measurements that say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+
+from ss_device.bundle import Bundle
+from ss_device.decoding import Drafter
+from ss_device.errors import UserError
+from ss_device.files import read_json
+from ss_device.prompt_lookup import PromptLookup
+from ss_device.tree import ParentBias
+
+FORMAT_VERSION = 1
+FILE = "tuning.json"
+
+
+@dataclass(frozen=True)
+class DraftChoice:
+    """A draft: nodes per call (1: plain decoding), shape, with copies or without."""
+
+    num_nodes: int
+    shape: str = "best-first"
+    lookup: bool = False
+
+    def drafter(self, parent_bias: ParentBias | None) -> Drafter:
+        lookup = PromptLookup() if self.lookup else None
+        return Drafter(self.num_nodes, self.shape, parent_bias=parent_bias, lookup=lookup)
+
+    def label(self) -> str:
+        return (
+            "plain" if self.num_nodes == 1 else f"{self.num_nodes} {self.shape}" + " +lookup" * self.lookup
+        )
+
+
+def device_name() -> str:
+    """What a tuning holds for: system, machine and processor."""
+    name = platform.processor()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            found = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            name = next(found, name)
+    return " / ".join(part for part in (platform.system(), platform.machine(), name) if part)
+
+
+def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | None:
+    """The choice for an adapter, arithmetic and this device; None where nothing was measured.
+
+    Raises UserError for a damaged file.
+    """
+    path = bundle.path / FILE
+    if not path.is_file():
+        return None
+    raw = read_json(path)
+    if raw.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format version {raw.get('format_version')}, this program reads {FORMAT_VERSION}"
+        )
+    try:
+        entry = raw["devices"].get(device_name(), {}).get(f"{app}:{dtype}")
+        return DraftChoice(**entry["choice"]) if entry else None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: missing or wrong entry ({error}); run ss-bench tune again") from error
+
+
+def write_tuning(bundle: Bundle, app: str, dtype: str, choice: DraftChoice, evidence: list[dict]) -> None:
+    """Add or replace one entry, in one go."""
+    path = bundle.path / FILE
+    raw = read_json(path) if path.is_file() else {"format_version": FORMAT_VERSION, "devices": {}}
+    entries = raw["devices"].setdefault(device_name(), {})
+    entries[f"{app}:{dtype}"] = {"choice": asdict(choice), "evidence": evidence}
+    partial = path.with_name(f".{FILE}.partial")
+    partial.write_text(json.dumps(raw, indent=1) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,196 @@
+"""Prompt lookup: what followed the recent tokens earlier in prompt or output competes for draft nodes.
+
+A node's continuations are predicted twice, by its stream and by copying, and the two are mixed as in
+interpolated back-off (Jelinek and Mercer 1980; prediction by partial matching): with `s_n(x)` the share
+of x among what followed the last n tokens before, and `w_n` the probability that such a copy is right,
+
+    p_0(x) = the stream's probability (0 below the last stream)
+    p_n(x) = w_n · s_n(x) + (1 − w_n) · p_{n−1}(x)        for every n that has a match
+
+w_n starts from a prior and follows the output as it is generated: every new token shows whether a copy
+would have been right there, drafted or not. Copies know no last stream, so a long match may be drafted
+deeper than γ. The text before a node includes the node's own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ss_device.errors import UserError
+from ss_device.tree import (
+    DraftTree,
+    ParentBias,
+    StreamChildren,
+    grow_best_first,
+    root_only,
+    tree_from_parents,
+)
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """How copies are looked for.
+
+    max_match: longest suffix that is compared, in tokens; max_depth: deepest node (copies go below the
+    last stream); prior_strength: how many observations the prior of w_n counts for. The prior is
+    n / (n + 3): longer matches are more often right.
+    """
+
+    max_match: int = 6
+    max_depth: int = 32
+    prior_strength: float = 16.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_match", "max_depth"):
+            if getattr(self, name) < 1:
+                raise UserError(f"prompt lookup: {name} {getattr(self, name)} must be at least 1")
+        if not self.prior_strength > 0:
+            raise UserError(f"prompt lookup: prior_strength {self.prior_strength} must be above 0")
+
+
+class CopyHistory:
+    """The text of one generation, indexed by its n-grams, and how often copies from it were right.
+
+    prompt: token ids, indexed but not counted as evidence. Memory is one entry per token and order.
+    """
+
+    def __init__(self, settings: PromptLookup, prompt: Sequence[int]) -> None:
+        self.settings = settings
+        orders = range(settings.max_match + 1)
+        self._followers: list[dict[tuple[int, ...], dict[int, int]]] = [{} for _ in orders]
+        self._right = [settings.prior_strength * n / (n + 3) for n in orders]
+        self._seen = [settings.prior_strength for _ in orders]
+        self._recent: tuple[int, ...] = ()
+        for token in prompt:
+            self._index(int(token))
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take generated tokens: each one first tells whether a copy would have been right."""
+        for token in tokens:
+            for order, followers in self._matches(()):
+                self._seen[order] += 1
+                self._right[order] += followers.get(int(token), 0) / sum(followers.values())
+            self._index(int(token))
+
+    def weight(self, order: int) -> float:
+        """w_n: estimated probability that a copy after a match of `order` tokens is right."""
+        return self._right[order] / self._seen[order]
+
+    def predict(self, path: Sequence[int]) -> tuple[dict[int, float], float]:
+        """Copies after the text followed by `path`: {token: probability} and what is left for p_0."""
+        copies: dict[int, float] = {}
+        left = 1.0
+        for order, followers in self._matches(path):
+            weight = self.weight(order)
+            share = left * weight / sum(followers.values())
+            for token, count in followers.items():
+                copies[token] = copies.get(token, 0.0) + share * count
+            left *= 1.0 - weight
+        return copies, left
+
+    def _matches(self, path: Sequence[int]):
+        """(order, {token: count}) of every suffix that was followed by something, longest first."""
+        context = (*self._recent, *path)[-self.settings.max_match :]
+        for order in range(len(context), 0, -1):
+            if followers := self._followers[order].get(context[-order:]):
+                yield order, followers
+
+    def _index(self, token: int) -> None:
+        for order in range(1, len(self._recent) + 1):
+            followers = self._followers[order].setdefault(self._recent[-order:], {})
+            followers[token] = followers.get(token, 0) + 1
+        self._recent = (*self._recent, token)[-self.settings.max_match :]
+
+
+def lookup_tree(
+    root: int,
+    stream_logits: np.ndarray,
+    num_nodes: int,
+    history: CopyHistory,
+    parent_bias: ParentBias | None = None,
+    stop_ids: frozenset[int] = frozenset(),
+    max_depth: int | None = None,
+    max_children: int = 64,
+) -> DraftTree:
+    """`best_first_tree` under the mixture of streams and copies; the same rules of ties and stop ids.
+
+    stream_logits: [γ, V], γ = 0 for copies alone. history ends before `root`'s children, root included.
+    Where nothing matches, a node's children are exactly those of `best_first_tree`.
+    """
+    limit = history.settings.max_depth if max_depth is None else min(max_depth, history.settings.max_depth)
+    children = _mixed_children(stream_logits, history, parent_bias, min(max_children, num_nodes))
+    return grow_best_first(root, num_nodes, children, stop_ids, limit)
+
+
+def _mixed_children(
+    stream_logits: np.ndarray, history: CopyHistory, parent_bias: ParentBias | None, count: int
+) -> Callable[[tuple[int, ...]], tuple[np.ndarray, np.ndarray]]:
+    """A function: path (root first) → the best `count` child ids and their log-probabilities."""
+    streams = StreamChildren(stream_logits, parent_bias, count)
+    nothing = (np.zeros(0, np.int64), np.zeros(0))
+
+    def ranked(path: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        drafted = len(path) <= len(stream_logits)
+        copies, left = history.predict(path[1:])
+        if not copies:
+            return streams(path) if drafted else nothing
+        mixed = dict(copies)
+        if drafted:
+            # A token that is no copy keeps its rank among the streams' own: their best are enough.
+            log_probs = streams.log_probs(path)
+            for token in {*streams(path)[0].tolist(), *copies}:
+                mixed[token] = mixed.get(token, 0.0) + left * float(np.exp(log_probs[token]))
+        best = sorted(((-p, token) for token, p in mixed.items() if p > 0))[:count]
+        return np.array([t for _, t in best], np.int64), np.log([-p for p, _ in best])
+
+    return ranked
+
+
+@dataclass(frozen=True)
+class PromptLookupChain:
+    """Plain prompt lookup (Saxena 2023), a baseline: no streams, one chain, no probabilities.
+
+    The longest suffix of at most `max_match` tokens is searched in prompt and output; what followed its
+    most recent earlier occurrence is the draft, `num_nodes` − 1 tokens at most. A drafter for `decode`.
+    """
+
+    num_nodes: int = 11
+    max_match: int = 3
+
+    def start(self, prompt: Sequence[int]) -> TokenHistory:
+        return TokenHistory(prompt)
+
+    def grow(self, proposal, stop_ids: frozenset[int], max_depth: int, history: TokenHistory) -> DraftTree:
+        """The chain below `proposal.root`, at most `max_depth` deep, cut after a stop id."""
+        draft: list[int] = []
+        if proposal.root not in stop_ids:
+            for token in history.continuation(self.max_match, min(self.num_nodes - 1, max_depth)):
+                draft.append(token)
+                if token in stop_ids:
+                    break
+        if not draft:
+            return root_only(proposal.root)
+        return tree_from_parents([proposal.root, *draft], range(-1, len(draft)))
+
+
+class TokenHistory:
+    """Prompt and output as one list."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._tokens = [int(token) for token in prompt]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._tokens.extend(int(token) for token in tokens)
+
+    def continuation(self, max_match: int, length: int) -> list[int]:
+        """At most `length` tokens after the latest earlier match of the longest suffix."""
+        tokens = self._tokens
+        for order in range(min(max_match, len(tokens) - 1), 0, -1):
+            suffix = tokens[-order:]
+            for start in range(len(tokens) - order - 1, -1, -1):
+                if tokens[start : start + order] == suffix:
+                    return tokens[start + order : start + order + max(length, 0)]
+        return []

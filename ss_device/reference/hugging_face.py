@@ -1,0 +1,108 @@
+"""A Hugging Face causal LM's own modules under canonical names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import rotate_half
+
+from ss_device.architecture import Architecture
+from ss_device.base_model import BaseFolder
+from ss_device.families import fused_projections, names_of
+from ss_device.families.config_reading import FULL, SLIDING
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+def load_base(base: BaseFolder, dtype: str = "float32") -> nn.Module:
+    """The base as a Hugging Face model in evaluation mode, every parameter frozen."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=getattr(torch, dtype))
+    return model.eval().requires_grad_(False)
+
+
+def causal_lm(model: nn.Module) -> nn.Module:
+    """The Hugging Face causal LM inside a PEFT wrapper, or the model itself."""
+    return model.base_model.model if hasattr(model, "peft_config") else model
+
+
+def lora_modules(architecture: Architecture) -> list[str]:
+    """Names of a layer's linear modules, as PEFT's `target_modules` wants them."""
+    names = names_of(architecture)
+    return [names.layer[module].rpartition(".")[2] for module in names.projections()]
+
+
+class Modules:
+    """Modules of a causal LM by canonical name, also those that PEFT or quantization put in."""
+
+    def __init__(self, model: nn.Module, architecture: Architecture) -> None:
+        self._model = model
+        self._names = names_of(architecture)
+        self._architecture = architecture
+
+    def __call__(self, name: str) -> nn.Module:
+        """`embed`, `norm`, `head`, `layers.3.attn_norm`, `layers.3.attn.q_norm`, …"""
+        return self._find(self._names.module(name))
+
+    def project(self, index: int, block: str, x: torch.Tensor, only: str | None = None) -> dict:
+        """Outputs of a layer's linear modules of `block` (`attn`, `mlp`) that read x, by short name.
+
+        only: one projection (`o`, `down`); else all but these two, which read something else. One
+        module may give several projections.
+        """
+        found = {}
+        for module in self._names.projections():
+            short = fused_projections(module)
+            if module.startswith(block) and ((only in short) if only else not {"o", "down"} & set(short)):
+                out = self(f"layers.{index}.{module}")(x)
+                sizes = [self._architecture.projection_shapes()[name][0] for name in short]
+                found |= dict(zip(short, out.split(sizes, -1), strict=True))
+        return found
+
+    def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Token ids and positions [B, T] → [B, T, h], learned positions and embedding scale included."""
+        hidden = self("embed")(tokens)
+        return hidden + self.learned(positions) if self._names.positions else hidden
+
+    def learned(self, positions: torch.Tensor) -> torch.Tensor:
+        """Rows of the table of learned positions; beyond its end the last one. [...] → [..., h]."""
+        last = self._architecture.max_positions - 1
+        return self("positions")(None, 0, positions.clamp(max=last))
+
+    def rotate(self, q, k, positions: torch.Tensor, window: int | None, context: int):
+        """q, k [B, H, T, D] turned by their positions [B, T]; as they are without rotary positions."""
+        if self._names.rotary is None:
+            return q, k
+        cos, sin = (t[:, None] for t in self._cos_sin(q, positions, window, context))
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+    def _cos_sin(self, x, positions, window, context):
+        module = self._find(self._names.rotary)
+        kind = (FULL if window is None else SLIDING,) if self._names.rotary_by_layer_type else ()
+        scaling = self._architecture.rope_scaling
+        if scaling is None or scaling.kind != "longrope":
+            return module(x, positions, *kind)
+        # Hugging Face picks LongRoPE's factors by the largest position of each call. One call with the
+        # context's last position picks them; then its frequencies serve all positions.
+        module(x, positions.new_full((1, 1), context - 1))
+        angles = positions[..., None].float() * module.inv_freq.to(positions.device)
+        angles = torch.cat([angles, angles], -1)
+        return tuple((f(angles) * module.attention_scaling).to(x.dtype) for f in (torch.cos, torch.sin))
+
+    def _find(self, path: str) -> nn.Module:
+        return self._model.get_submodule(path)
+
+
+def _rotate(x, cos, sin):
+    """The first cos.shape[-1] features of each head rotated, halves against each other."""
+    turned, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], -1)
+    return torch.cat([turned * cos + rotate_half(turned) * sin, rest], -1)

@@ -1,0 +1,50 @@
+"""The frozen base of a training run: float32, bfloat16, or quantized to NF4 on a CUDA device."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+from ss_device.base_model import BaseFolder
+from ss_device.errors import UserError
+from ss_device.reference.stream_model import load_base
+from ss_device.training.schedule import AdapterSchedule
+
+
+def check_quantization(schedule: AdapterSchedule) -> None:
+    """Raise UserError where the base cannot be quantized as the schedule says."""
+    if not schedule.quantize_base:
+        return
+    if not torch.cuda.is_available():
+        raise UserError("quantize-base nf4 needs a CUDA GPU, and none is visible here")
+    if find_spec("bitsandbytes") is None:
+        raise UserError("quantize-base nf4 needs bitsandbytes (pip install 'ss-device[cuda]')")
+
+
+def load_training_base(base: BaseFolder, schedule: AdapterSchedule, device_index: int = 0) -> nn.Module:
+    """The base as a frozen Hugging Face model.
+
+    bf16 precision halves the frozen weights' memory; NF4 (v2 App. J) quarters it again, computing in
+    bfloat16. What is trained stays in float32 either way.
+    """
+    check_quantization(schedule)
+    if schedule.quantize_base:
+        return _quantized(base, device_index)
+    return load_base(base, "bfloat16" if schedule.precision == "bf16" else "float32")
+
+
+def _quantized(base: BaseFolder, device_index: int) -> nn.Module:
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        base.path,
+        quantization_config=settings,
+        dtype=torch.bfloat16,
+        device_map={"": device_index},
+    )
+    return model.eval().requires_grad_(False)

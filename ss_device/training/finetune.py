@@ -1,0 +1,126 @@
+"""Plain LoRA fine-tuning, the quality baseline of shared adapters: no streams, a plain PEFT folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+
+from ss_device.application import Application
+from ss_device.base_model import BaseFolder
+from ss_device.config import SpeculativeConfig
+from ss_device.errors import UserError
+from ss_device.files import folder_in_one_go, read_json
+from ss_device.reference.stream_model import add_lora, load_base
+from ss_device.training.batching import collate
+from ss_device.training.checkpoint import load_checkpoint, save_checkpoint, trainable
+from ss_device.training.corpus import Document
+from ss_device.training.log import open_log
+from ss_device.training.pretrain import weighted_loss
+from ss_device.training.run_folder import open_run
+from ss_device.training.schedule import AdapterSchedule, learning_rate, plan_epochs
+
+RECORD_FILE = "finetune.json"
+
+
+def train_lora(
+    base: BaseFolder,
+    app: Application,
+    rank: int,
+    alpha: float,
+    schedule: AdapterSchedule,
+    documents: Sequence[Document],
+    output: Path,
+    resume: bool = False,
+    report: Callable[[dict], None] = lambda line: None,
+) -> None:
+    """Fine-tune LoRA on all projections (mean CE over generated tokens) and write a PEFT folder.
+
+    Same order of batches and same rates as an adapter with this schedule. Checkpoints and log are in
+    `<output>.run/`. Beside peft's own files, finetune.json says base, application and training.
+    """
+    run = output.with_name(output.name + ".run")
+    settings = {"rank": rank, "alpha": alpha, "schedule": asdict(schedule), "documents": len(documents)}
+    open_run(run, settings, resume)
+    torch.manual_seed(schedule.seed)
+    config = SpeculativeConfig(mode="shared", lora_rank=rank, lora_alpha=alpha)
+    model = add_lora(load_base(base), base.architecture, config).to(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )
+    optimizer = torch.optim.AdamW(
+        list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
+    )
+    record = load_checkpoint(run / "checkpoint", model, optimizer) if resume else None
+    loss = _run(model, optimizer, schedule, documents, run, record, report)
+    with folder_in_one_go(output) as folder:
+        model.save_pretrained(folder, safe_serialization=True)
+        (folder / "README.md").unlink(missing_ok=True)
+        parameters = sum(p.numel() for p in trainable(model).values())
+        raw = {"app": app.name, "base": base.identity.to_dict(), "parameters": parameters,
+               "final_loss": loss, **settings}  # fmt: skip
+        (folder / RECORD_FILE).write_text(json.dumps(raw, indent=1) + "\n")
+
+
+def _run(model, optimizer, schedule, documents, run, record, report) -> float:
+    plan, record = plan_epochs(documents, schedule), record or {"step": 0, "loss": None}
+    first, average = record["step"], record["loss"]
+    started = saved = time.monotonic()
+    model.train()
+    with open_log(run / "log.jsonl", first) as log:
+        for step in range(first, len(plan)):
+            rate = learning_rate(step, len(plan), schedule)
+            value = _step(model, optimizer, [documents[i] for i in plan[step]], rate)
+            average = value if average is None else 0.97 * average + 0.03 * value
+            if (step + 1) % 10 == 0 or step + 1 == len(plan):
+                eta = (time.monotonic() - started) / (step + 1 - first) * (len(plan) - step - 1)
+                line = {
+                    "step": step + 1,
+                    "steps": len(plan),
+                    "loss": round(average, 4),
+                    "eta": round(eta),
+                }
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                report(line)
+            if time.monotonic() - saved > 60 * schedule.checkpoint_minutes:
+                state = {"step": step + 1, "loss": average}
+                save_checkpoint(run / "checkpoint", model, optimizer, state)
+                saved = time.monotonic()
+    return round(average, 4)
+
+
+def _step(model, optimizer, documents, rate: float) -> float:
+    """One optimizer step; a loss that is not finite stops the run."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    device = next(model.parameters()).device
+    ids, weights = (torch.from_numpy(a).to(device) for a in collate(documents, 0, 0.0))
+    loss = weighted_loss(model(input_ids=ids, use_cache=False).logits, ids, weights)
+    if not torch.isfinite(loss):
+        raise FloatingPointError("the loss is not finite; lower the learning rate")
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def load_lora(base: BaseFolder, folder: Path) -> torch.nn.Module:
+    """Base and a PEFT folder as one model in evaluation mode.
+
+    Raises UserError when the folder is none, or its finetune.json names another base.
+    """
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise UserError(f"{folder}: not a PEFT folder (no adapter_model.safetensors)")
+    if (folder / RECORD_FILE).is_file():
+        trained = read_json(folder / RECORD_FILE).get("base", {})
+        if trained.get("sha256") != base.identity.sha256:
+            raise UserError(
+                f"{folder}: trained on base '{trained.get('name')}', this is '{base.path.name}'"
+            )
+    return PeftModel.from_pretrained(load_base(base), folder).eval()

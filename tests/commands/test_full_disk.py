@@ -1,0 +1,130 @@
+"""A disk that fills up or a kill in the middle: the earlier bundle stays whole, for new bundles and --into.
+
+The disk is simulated by the system's limit on file sizes: a write beyond it fails like one to a full disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ss_convert.command import main as ss_convert
+from ss_convert.disk import refused
+from ss_device.adapter import save_adapter
+from ss_device.base_model import open_base
+from ss_device.bundle import open_bundle
+from ss_device.config import SpeculativeConfig
+from tests.tiny_models import make_tiny_base, random_adapter
+
+CONFIG = SpeculativeConfig(num_streams=2, num_msa_layers=1)
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+from ss_convert.command import main
+sys.exit(main(sys.argv[2:]))
+"""
+KILLED_IN_MERGE = """
+import os, signal, sys
+from ss_convert.coreml import package
+package._copy_with_metadata = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+from ss_convert.command import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def small_models(tmp_path_factory) -> Path:
+    """A base of two layers, adapters `one` and `two`."""
+    folder = tmp_path_factory.mktemp("models")
+    base = make_tiny_base(folder / "base" / "tiny-base", dtype="float16", num_hidden_layers=2)
+    for seed, app in enumerate(("one", "two")):
+        adapter = random_adapter(base, CONFIG, seed=seed, app=app)
+        save_adapter(adapter, base.architecture, folder / "adapters" / app)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(small_models, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("build") / "made"
+    assert (
+        ss_convert(arguments(small_models, "one", "--output", output, "--nodes", 3, "--context", 16)) == 0
+    )
+    return output
+
+
+@pytest.fixture
+def earlier(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "earlier"))
+
+
+def arguments(models, app, *more) -> list[str]:
+    return ["--adapter", app, "--models", str(models), "--no-golden", *map(str, more)]
+
+
+def run_python(program: str, *more) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", program, *map(str, more)], capture_output=True, text=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# Too small for the base's weights in safetensors; for the package's weight file; for its model file.
+@pytest.mark.parametrize("limit", [20_000, 90_000, 125_000])
+def test_a_full_disk_is_one_line_and_the_earlier_bundle_stays(small_models, earlier, limit):
+    before = contents(earlier)
+    result = run_python(LIMITED, limit, *arguments(small_models, "two", "--into", earlier))
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.stderr
+    assert contents(earlier) == before
+    assert tuple(open_bundle(earlier, verify=True).manifest.adapters) == ("one",)
+
+
+def test_killed_while_adding_an_adapter_and_resumed(small_models, earlier, capsys):
+    before = contents(earlier)
+    command = arguments(small_models, "two", "--into", earlier)
+    killed = run_python(KILLED_IN_MERGE, *command)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert contents(earlier) == before
+    assert ss_convert([*command, "--json"]) == 0
+    assert '"reused": ["mlx", "coreml two"]' in capsys.readouterr().out
+    assert sorted(open_bundle(earlier, verify=True).manifest.adapters) == ["one", "two"]
+    assert [p.name for p in earlier.parent.iterdir()] == ["earlier"]
+
+
+def test_adding_to_a_bundle_whose_base_was_retrained(small_models, earlier, tmp_path, refuses):
+    """The adapter fits the base as it is now; the bundle was made from the base as it was."""
+    models = Path(shutil.copytree(small_models, tmp_path / "models"))
+    make_tiny_base(models / "base" / "tiny-base", seed=9, dtype="float16", num_hidden_layers=2)
+    base = open_base(models / "base" / "tiny-base")
+    save_adapter(random_adapter(base, CONFIG, app="two"), base.architecture, models / "adapters" / "two")
+    before = contents(earlier)
+    says = ("was made from base 'tiny-base'", "this base is 'tiny-base'", "convert all adapters again")
+    refuses(ss_convert, *arguments(models, "two", "--into", earlier), says=says)
+    assert contents(earlier) == before
+
+
+def test_a_damaged_bundle_is_not_extended(small_models, earlier, refuses):
+    (earlier / "mlx" / "base.safetensors").write_bytes(b"")
+    says = ("base.safetensors", "0 bytes")
+    refuses(ss_convert, *arguments(small_models, "two", "--into", earlier), says=says)
+
+
+def test_refused_writes_are_known_by_number_text_and_cause():
+    assert refused(OSError(errno.ENOSPC, "x")) == os.strerror(errno.ENOSPC)
+    assert refused(RuntimeError("I/O error: (os error 28)")) == os.strerror(errno.ENOSPC)
+    try:
+        try:
+            raise OSError(errno.EDQUOT, "x")
+        except OSError as error:
+            raise ValueError("later") from error
+    except ValueError as error:
+        assert refused(error) == os.strerror(errno.EDQUOT)
+    assert refused(OSError(errno.EACCES, "x")) is None and refused(ValueError("os error x")) is None

@@ -1,0 +1,142 @@
+"""ss-bench: figures from scripted runs, exactness of real methods, tuning, comparison, bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ss_device.errors import UserError
+from ss_runtime.bench import report
+from ss_runtime.bench.measurement import Series, interleave, summarize
+from ss_runtime.bench.methods import Run
+from ss_runtime.bench.tuner import candidates
+from ss_runtime.bench_command import main
+from ss_runtime.generate_command import main as ss_generate
+from ss_runtime.tuning import DraftChoice, read_tuning, write_tuning
+from tests.runtime.bundles import make_bundle
+from tests.runtime.mlx_cases import CONFIGS
+
+
+@pytest.fixture(scope="module")
+def bundle(mlx_base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench") / "bundle"
+    return make_bundle(folder, mlx_base, {"one": CONFIGS["rich"]})
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    file.write_text('{"prompt": "Hello"}\n{"prompt": "the same, the same"}\n')
+    return file
+
+
+def test_methods_take_turns_after_a_warm_up():
+    order = []
+
+    def method(name):
+        return lambda prompt, limit: order.append((name, prompt[0])) or Run([1, 2], 1.0)
+
+    series = interleave({"hf": method("a"), "hf-assisted": method("b")}, [[1], [2]], 5)
+    assert order == [("a", 1), ("b", 1), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert [len(s.runs) for s in series.values()] == [2, 2]
+
+
+def test_figures_by_hand():
+    plain = Series([Run([5, 6, 7], 2.5, 0.5, [1.0, 1.0]), Run([5, 2], 1.25, 0.25, [1.0])])
+    fast = Series([Run([5, 6, 7], 1.5, 0.5, [1.0]), Run([5, 3], 0.75, 0.25, [0.5])], peak_bytes=10)
+    found = summarize({"plain": plain, "fast": fast})["fast"]
+    assert found["tokens"] == 5 and found["token_exact"] == 1 and found["runs"] == 2
+    assert found["decode_tokens_per_second"]["median"] == 2.0
+    assert found["speedup_decode"] == {"median": 2.0, "p10": 2.0, "p90": 2.0}
+    assert found["speedup_end_to_end"]["median"] == pytest.approx(5 / 3)
+    assert found["step_cost_ratio"] == 0.75 and found["peak_bytes"] == 10
+    assert found["first_token_seconds"]["median"] == 0.375
+
+
+def test_run_measures_exact_methods_and_compare_reads_them(bundle, rows, mlx_base, tmp_path, capsys):
+    write_tuning(bundle, "one", "float32", DraftChoice(4, "chain", True), [])
+    names = "plain,ss,ss-lookup,ss-tuned,prompt-lookup,mlx-lm,mlx-lm-draft,hf,hf-prompt-lookup,hf-assisted"
+    output = tmp_path / "out" / "a.json"
+    folders = ["--base", mlx_base.path, "--draft", mlx_base.path]
+    options = ["--methods", names, "--max-tokens", 9, "--output", output, "--plot", tmp_path / "a.png"]
+    command = ["run", bundle.path, "--input", rows, "--dtype", "float32", *options, *folders]
+    assert main([str(part) for part in command]) == 0
+    printed = capsys.readouterr().out
+    result = json.loads(output.read_text())
+    assert set(result["methods"]) == set(names.split(","))
+    for name, found in result["methods"].items():
+        assert found["token_exact"] == found["runs"] == 2, name
+    assert result["methods"]["plain"]["acceptance"]["tokens_per_call"] == 1.0
+    assert result["methods"]["ss-lookup"]["acceptance"]["rows_per_call"] > 1
+    assert "| ss-tuned |" in printed and output.with_suffix(".md").read_text() in printed
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["compare", str(output), str(output)]) == 0
+    assert "| plain |" in (table := capsys.readouterr().out) and "| 1.000 |" in table
+
+
+def test_tune_writes_a_choice_that_generate_uses(bundle, rows, capsys):
+    (bundle.path / "tuning.json").unlink(missing_ok=True)
+    command = ["tune", bundle.path, "--input", rows, "--max-tokens", 6, "--rounds", 2, "--dtype", "float32"]
+    assert main([str(part) for part in [*command, "--json"]]) == 0
+    result = json.loads(capsys.readouterr().out)
+    choice = read_tuning(bundle, "one", "float32")
+    assert len(result["evidence"]) == len(candidates(6)) == 13
+    best = max(result["evidence"], key=lambda e: e["tokens_per_second"])
+    assert (choice.num_nodes, choice.shape, choice.lookup) == (best["nodes"], best["shape"], best["lookup"])
+    assert choice.label() == result["choice"] and read_tuning(bundle, "one", "float16") is None
+    write_tuning(bundle, "one", "float32", DraftChoice(1), [])
+    ask = [
+        "--bundle",
+        str(bundle.path),
+        "--dtype",
+        "float32",
+        "--prompt",
+        "Hello",
+        "--max-tokens",
+        "9",
+        "--json",
+    ]
+    assert ss_generate(ask) == 0
+    tuned = json.loads(capsys.readouterr().out)
+    assert tuned["steps"] == tuned["generated_tokens"] - 1
+    assert ss_generate([*ask, "--nodes", "6"]) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == tuned["token_ids"]
+
+
+def test_one_command_runs_every_adapter_of_a_bundle(mlx_base, tmp_path, capsys):
+    two = make_bundle(tmp_path / "two", mlx_base, {"a": CONFIGS["rich"], "b": CONFIGS["bare"]}, 4)
+    for app in "ab":
+        (tmp_path / f"{app}.jsonl").write_text('{"prompt": "Hello"}\n')
+    command = ["run", str(two.path), "--input", str(tmp_path / "{app}.jsonl"), "--dtype", "float32"]
+    command += ["--methods", "plain,ss", "--max-tokens", "4"]
+    assert main([*command, "--output", str(tmp_path / "out-{app}.json")]) == 0
+    assert "## a" in (printed := capsys.readouterr().out) and "## b" in printed
+    for app in "ab":
+        result = json.loads((tmp_path / f"out-{app}.json").read_text())
+        assert result["adapter"] == app and result["methods"]["ss"]["token_exact"] == 1
+    assert main([*command, "--output", str(tmp_path / "out.json")]) == 2
+    assert "--output" in (error := capsys.readouterr().err) and error.count("\n") == 1
+
+
+def test_bad_input_is_one_line(bundle, rows, tmp_path, capsys):
+    (bundle.path / "tuning.json").unlink(missing_ok=True)
+    (tmp_path / "x.json").write_text("{}")
+    run = ["run", str(bundle.path), "--input", str(rows), "--dtype", "float32"]
+    for command, says in (
+        ([*run, "--methods", "magic"], "unknown method 'magic'"),
+        ([*run, "--methods", "ss-tuned"], "ss-bench tune"),
+        ([*run, "--methods", "mlx-lm"], "give --base"),
+        (["run", str(tmp_path), "--input", str(rows)], "not a bundle"),
+        (["compare", str(tmp_path / "x.json"), str(tmp_path / "x.json")], "not a result"),
+        (["compare", "none.json", "none.json"], "no such file"),
+        ([], "COMMAND"),
+    ):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1, error
+    (bundle.path / "tuning.json").write_text('{"format_version": 9}')
+    with pytest.raises(UserError, match="format version 9"):
+        read_tuning(bundle, "one", "float32")
+    with pytest.raises(UserError, match="no method in common"):
+        report.compare({"methods": {"a": {}}}, {"methods": {"b": {}}})

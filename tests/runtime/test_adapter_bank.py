@@ -1,0 +1,128 @@
+"""Adapters side by side over one base: every answer is that of a fresh load; caches are reused."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from ss_device.decoding import Drafter, decode
+from ss_device.errors import UserError
+from ss_runtime.adapter_bank import AdapterBank
+from ss_runtime.loading import load_model
+from tests.runtime.bundles import make_bundle
+from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED
+
+CONFIG_OF = {"one": CONFIGS["paper"], "two": CONFIGS["rich"], "v1": SHARED[False], "v2": SHARED[True]}
+
+
+@pytest.fixture(scope="module")
+def bundle(mlx_base, tmp_path_factory):
+    """Two lossless and two shared adapters over one base."""
+    return make_bundle(tmp_path_factory.mktemp("bank") / "bundle", mlx_base, CONFIG_OF)
+
+
+@pytest.fixture
+def bank(bundle):
+    return AdapterBank(bundle, "float32")
+
+
+def answer(model, bias, prompt, count=10):
+    steps = decode(model, Drafter(6, parent_bias=bias), prompt, count)
+    return [(tuple(s.tokens), s.num_drafted) for s in steps]
+
+
+def test_interleaved_requests_equal_fresh_loads(bundle, bank):
+    """Tokens and accepted drafts: a stale weight or cache would change one of them."""
+    rng = np.random.default_rng(0)
+    prompts = [PROMPT, PROMPT[:7] + [9, 8], [1, 77, 78]]
+    fresh = {}
+    for name, adapter in bundle.manifest.adapters.items():
+        model = load_model(bundle, adapter, "float32")
+        for number, prompt in enumerate(prompts):
+            fresh[name, number] = answer(model, bundle.parent_bias(adapter), prompt)
+    reused = 0
+    for _ in range(24):
+        name, number = rng.choice(list(CONFIG_OF)), int(rng.integers(len(prompts)))
+        resident = bank.activate(name)
+        assert answer(resident.model, resident.parent_bias, prompts[number]) == fresh[name, number]
+        reused += resident.model.reused
+    assert reused > 30
+
+
+def test_base_weights_are_held_once(bundle):
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    bank = AdapterBank(bundle, "float32")
+    held = mx.get_active_memory() - before
+    arrays = sum(bank.memory().values()) + bank.base_bytes
+    assert held < arrays + bank.base_bytes / 2
+    assert all(size > 0 for size in bank.memory().values())
+
+
+def test_lossless_adapters_share_a_cache_and_shared_ones_do_not(bank):
+    texts = {name: bank.activate(name).model.text for name in CONFIG_OF}
+    assert texts["one"] is texts["two"]
+    assert len({id(text) for text in texts.values()}) == 3
+    answer(bank.activate("one").model, None, PROMPT)
+    two = bank.activate("two")
+    answer(two.model, two.parent_bias, PROMPT)
+    assert two.model.reused == len(PROMPT) - 1
+
+
+def test_a_conversation_goes_on_from_what_was_generated(bank):
+    for name, generated_counts in (("one", True), ("v1", True), ("v2", False)):
+        model = bank.activate(name).model
+        text = [t for s in decode(model, Drafter(6), PROMPT, 8) for t in s.tokens]
+        answer(model, None, [*PROMPT, *text, 50, 51])
+        # The newest token's keys and values are never computed; under v2 nothing generated is reused.
+        assert model.reused == (len(PROMPT) + len(text) - 1 if generated_counts else len(PROMPT) - 1)
+
+
+def test_load_and_unload_while_running(bundle):
+    bank = AdapterBank(bundle, "float32", ["one"])
+    assert bank.activate().adapter.app == "one"
+    bank.load("v1")
+    assert bank.names == ["one", "v1"]
+    with pytest.raises(UserError, match="name one of the loaded adapters: one, v1"):
+        bank.activate()
+    bank.unload("one")
+    with pytest.raises(UserError, match="no adapter 'one' is loaded"):
+        bank.activate("one")
+    with pytest.raises(UserError, match="no adapter 'three'"):
+        bank.load("three")
+    assert answer(bank.load("one").model, None, PROMPT)
+
+
+def test_saved_cache_is_taken_up_again(bundle, bank, tmp_path):
+    one = bank.activate("one")
+    expected = answer(one.model, None, PROMPT)
+    one.model.text.save(tmp_path / "cache.safetensors")
+    other = AdapterBank(bundle, "float32", ["two", "one"]).activate("one").model
+    other.text.load(tmp_path / "cache.safetensors", context=100)
+    assert answer(other, None, PROMPT) == expected
+    assert other.reused == len(PROMPT) - 1
+    other.text.trim(4)
+    assert answer(other, None, PROMPT) == expected and other.reused == 4
+
+
+def test_bad_caches_are_refused(bundle, bank, tmp_path):
+    text = bank.activate("one").model.text
+    with pytest.raises(UserError, match="empty"):
+        text.save(tmp_path / "nothing.safetensors")
+    answer(bank.activate("one").model, None, PROMPT)
+    file = tmp_path / "cache.safetensors"
+    text.save(file)
+    with pytest.raises(UserError, match="another base, arithmetic or adapter"):
+        bank.activate("v1").model.text.load(file, 100)
+    with pytest.raises(UserError, match="the context holds 3"):
+        text.load(file, 3)
+    with pytest.raises(UserError, match="cannot be trimmed"):
+        text.trim(1000)
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(UserError, match="not a readable safetensors"):
+        text.load(file, 100)
+    with pytest.raises(UserError, match="no such file"):
+        text.load(tmp_path / "none", 100)
+    with pytest.raises(UserError, match="dtype"):
+        AdapterBank(bundle, "int7")

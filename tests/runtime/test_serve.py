@@ -1,0 +1,222 @@
+"""The server through the `openai` client and raw HTTP: answers, streams, limits, disconnects, shutdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from ss_device.decoding import Drafter
+from ss_runtime.generation import generate
+from ss_runtime.loading import load_model
+from ss_runtime.serve.app import make_app
+from ss_runtime.serve.engine import Engine
+from ss_runtime.serve_command import main
+from ss_runtime.tokenization import load_tokenizer
+from tests.runtime.bundles import make_bundle
+from tests.runtime.mlx_cases import CONFIGS, SHARED
+
+QUEUE, BODY, TOKENS = 2, 4000, 150
+
+
+@pytest.fixture(scope="module")
+def bundle(mlx_base, tmp_path_factory):
+    configs = {"one": CONFIGS["rich"], "two": SHARED[False]}
+    return make_bundle(tmp_path_factory.mktemp("serve") / "bundle", mlx_base, configs)
+
+
+@pytest.fixture(scope="module")
+def address(bundle):
+    engine = Engine(bundle, "float32", QUEUE, lookup=True, nodes=None)
+    app = make_app(engine, BODY, TOKENS)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def expected(bundle):
+    """Texts of fresh models, one token per call: (adapter, prompt, max tokens) → text."""
+    tokenizer, models = load_tokenizer(bundle), {}
+
+    def text(name, prompt, count=12):
+        if name not in models:
+            models[name] = load_model(bundle, bundle.adapter(name), "float32")
+        ids = tokenizer.encode(prompt)
+        return generate(models[name], Drafter(1), ids, count, frozenset([2]), (), tokenizer).text
+
+    return text
+
+
+def test_models_and_health(client, address):
+    assert [m.id for m in client.models.list()] == ["one", "two"]
+    health = httpx.get(f"{address}/health").json()
+    assert health["status"] == "ok" and set(health["memory"]["adapters"]) == {"one", "two"}
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_answers_are_those_of_a_fresh_load(client, expected, name):
+    whole = client.completions.create(model=name, prompt="Hello", max_tokens=12)
+    assert whole.choices[0].text == expected(name, "Hello")
+    assert whole.model == name and whole.choices[0].finish_reason in ("stop", "length")
+    usage = whole.usage
+    assert usage.prompt_tokens == 6 and usage.total_tokens == 6 + usage.completion_tokens
+    assert usage.model_extra["speculation"]["model_calls"] <= usage.completion_tokens - 1
+    chat = client.chat.completions.create(
+        model=name, messages=[{"role": "user", "content": "Hello"}], max_tokens=12
+    )
+    assert chat.choices[0].message.content == expected(name, "Hello")
+
+
+def test_streams_join_to_the_whole(client, expected):
+    events = client.chat.completions.create(
+        model="one",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    events = list(events)
+    assert "".join(e.choices[0].delta.content or "" for e in events if e.choices) == expected(
+        "one", "Hello"
+    )
+    assert [e.choices[0].finish_reason for e in events if e.choices][-1] is not None
+    assert events[0].choices[0].delta.role == "assistant" and events[-1].usage.completion_tokens > 0
+    parts = client.completions.create(model="two", prompt="Hello", max_tokens=12, stream=True)
+    assert "".join(e.choices[0].text for e in parts) == expected("two", "Hello")
+
+
+def test_sampling_stops_and_token_prompts(client, bundle, expected):
+    ask = {"model": "one", "prompt": "Hello", "max_tokens": 20}
+    drawn = [client.completions.create(**ask, temperature=1.5, seed=s).choices[0].text for s in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    text = expected("one", "Hello", 20)
+    cut = client.completions.create(**ask, stop=[text[2:4]]).choices[0]
+    assert cut.text == text[: text.index(text[2:4])] and cut.finish_reason == "stop"
+    ids = load_tokenizer(bundle).encode("Hello")
+    assert client.completions.create(**{**ask, "prompt": ids}).choices[0].text == text
+
+
+BAD = [
+    ("completions", {"prompt": ""}, 400, "prompt"),
+    ("completions", {"prompt": [1, 9999]}, 400, "token ids"),
+    ("completions", {"prompt": "a", "n": 2}, 400, "'n' is not supported"),
+    ("completions", {"prompt": "a", "max_tokens": 1000}, 400, "between 1 and 150"),
+    ("completions", {"prompt": "a", "max_tokens": "x"}, 400, "expected int"),
+    ("completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
+    ("completions", {"prompt": "a", "temperature": 1, "top_p": 3}, 400, "top-p"),
+    ("completions", {"prompt": "a", "stop": [1]}, 400, "'stop'"),
+    ("completions", {"prompt": "a", "model": "three"}, 404, "loaded: one, two"),
+    ("completions", {"prompt": "a" * 300}, 400, "the context holds 256"),
+    ("completions", {"prompt": "a" * 5000}, 413, "4000 bytes"),
+    ("completions", [], 400, "JSON object"),
+    ("chat/completions", {"messages": []}, 400, "at least one"),
+    ("chat/completions", {"messages": [{"role": "user"}]}, 400, "content"),
+    ("chat/completions", {"messages": ["x"]}, 400, "role"),
+    ("nothing", {}, 404, "Not Found"),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "status", "says"), BAD)
+def test_bad_requests_get_one_json_error(address, route, body, status, says):
+    if isinstance(body, dict):
+        body = {"model": "one", **body}
+    answer = httpx.post(f"{address}/v1/{route}", json=body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert says in error["message"] and "\n" not in error["message"]
+
+
+def test_broken_json(address):
+    for content in (b"{", b"\xff", b"[" * 3000):
+        answer = httpx.post(f"{address}/v1/completions", content=content)
+        assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
+
+
+def test_many_clients_some_of_which_leave(client, address, expected):
+    """25 requests from 8 clients: every whole answer is right, 429 is the only refusal, nothing leaks."""
+    wanted = {(m, p): expected(m, p) for m in ("one", "two") for p in ("Hello", "Hello there", "x")}
+    outcomes = []
+
+    def one(number):
+        model, prompt = sorted(wanted)[number % len(wanted)]
+        ask = {"model": model, "prompt": prompt, "max_tokens": 12}
+        if number % 5 == 4:
+            with client.completions.create(**{**ask, "max_tokens": 100}, stream=True) as events:
+                next(iter(events))
+            return "left"
+        try:
+            return client.completions.create(**ask).choices[0].text == wanted[model, prompt]
+        except openai.RateLimitError as error:
+            assert "waiting" in str(error)
+            return "full"
+
+    def patient(number):
+        while (outcome := _no_limit(one, number)) == "full":
+            outcomes.append(outcome)
+            time.sleep(0.05)
+        outcomes.append(outcome)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(patient, range(25)))
+    assert outcomes.count(True) == 20 and outcomes.count("left") == 5 and False not in outcomes
+    assert "full" in outcomes
+    deadline = time.time() + 10
+    while (running := httpx.get(f"{address}/health").json()["requests"]) and time.time() < deadline:
+        time.sleep(0.05)
+    assert running == 0
+
+
+def _no_limit(function, number):
+    try:
+        return function(number)
+    except openai.RateLimitError:  # of a stream
+        return "full"
+
+
+def test_command_serves_and_ends_at_a_signal(bundle):
+    code = "import sys; from ss_runtime.serve_command import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--bundle", str(bundle.path), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
+    try:
+        line = process.stderr.readline()
+        base = line.split(" at ")[1].split()[0]
+        answer = httpx.post(f"{base}/completions", json={"model": "one", "prompt": "a", "max_tokens": 3})
+        assert answer.status_code == 200 and json.loads(answer.text)["choices"][0]["text"] is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+
+
+def test_bad_options_are_one_line(bundle, tmp_path, capsys):
+    for options, says in (
+        (["--bundle", str(tmp_path)], "not a bundle"),
+        (["--bundle", str(bundle.path), "--port", "99999"], "port 99999"),
+        (["--bundle", str(bundle.path), "--host", "203.0.113.7"], "cannot listen"),
+    ):
+        assert main(options) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1
