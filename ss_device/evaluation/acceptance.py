@@ -48,6 +48,16 @@ class AcceptanceCounts:
         if calls := self.calls - calls_before:
             self.per_prompt.append((self.tokens - tokens_before) / calls)
 
+    def merge(self, other: AcceptanceCounts) -> None:
+        """Add the counts of other prompts."""
+        self._grow(len(other.offered))
+        for name in ("prompts", "tokens", "calls", "rows"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("offered", "accepted"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            mine[: len(theirs)] = [a + b for a, b in zip(mine, theirs, strict=False)]
+        self.per_prompt.extend(other.per_prompt)
+
     def _grow(self, depth: int) -> None:
         missing = depth - len(self.offered)
         self.offered.extend([0] * missing)

@@ -34,8 +34,8 @@ def replay(
     max_tokens: int,
     tokens_per_batch: int = 2048,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> list[AcceptanceCounts]:
-    """Counts for each drafter over all prompts, as `acceptance.measure` would give them.
+) -> list[list[AcceptanceCounts]]:
+    """Counts for each drafter and prompt; merged, what `acceptance.measure` would give.
 
     prompts, outputs: token ids; an output is the model's own greedy continuation, at most
     `max_tokens` long, its end token included. A drafter may use fewer streams than the model has.
@@ -46,7 +46,7 @@ def replay(
     documents = [
         Document(np.array([*p, *o], np.int32), len(p)) for p, o in zip(prompts, outputs, strict=True)
     ]
-    counts = [AcceptanceCounts() for _ in drafters]
+    counts = [[AcceptanceCounts() for _ in documents] for _ in drafters]
     order = plan_batches([len(d.ids) for d in documents], tokens_per_batch, np.random.default_rng(0))
     done = 0
     for batch in order:
@@ -54,7 +54,7 @@ def replay(
         for row, index in enumerate(batch):
             for drafter, count in zip(drafters, counts, strict=True):
                 replay_one(
-                    drafter, logits[row], prompts[index], outputs[index], stop_ids, max_tokens, count
+                    drafter, logits[row], prompts[index], outputs[index], stop_ids, max_tokens, count[index]
                 )
         done += len(batch)
         report(done, len(documents))

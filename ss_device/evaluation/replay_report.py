@@ -15,6 +15,7 @@ from ss_device.base_model import open_base
 from ss_device.config import parameter_count
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError
+from ss_device.evaluation.acceptance import AcceptanceCounts
 from ss_device.evaluation.metrics import score
 from ss_device.evaluation.prompts import load_test_prompts
 from ss_device.evaluation.replay import replay
@@ -26,6 +27,9 @@ from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import Continuation
 from ss_device.training.distill import Prompt, distill
 from ss_device.training.examples import encode_prompts
+
+# A text in which this many tokens in a row occur twice counts as repeating itself.
+REPEATED = 8
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,33 @@ def replay_adapter(
         report=lambda done, total: report({"step": done, "steps": total}),
     )  # fmt: skip
     texts = [text_before_stop(ids, tokenizer, app.stop_strings) for ids in outputs]
+    loops = [repeats(ids) for ids in outputs]
     return {
         "app": app.name,
         "adapter": adapter_folder.name,
         "left_out_too_long": len(tests) - len(fitting),
         **score(app.metric, texts, [t.references for t, _ in fitting], app.over_references),
         "parameters": parameter_count(adapter.config, shape),
-        "trees": {str(t): c.summary() for t, c in zip(trees, counts, strict=True)},
+        "repeating_texts": sum(loops),
+        "trees": {str(t): _summary(c, loops) for t, c in zip(trees, counts, strict=True)},
     }
+
+
+def repeats(ids: Sequence[int], length: int = REPEATED) -> bool:
+    """Whether a run of `length` tokens occurs twice in a text: copying drafts such a text for free."""
+    runs = [tuple(ids[i : i + length]) for i in range(len(ids) - length + 1)]
+    return len(set(runs)) < len(runs)
+
+
+def _summary(counts: Sequence[AcceptanceCounts], loops: Sequence[bool]) -> dict:
+    """All prompts together, and the tokens per call of those whose text does not repeat itself."""
+    everything, plain = AcceptanceCounts(), AcceptanceCounts()
+    for count, loop in zip(counts, loops, strict=True):
+        everything.merge(count)
+        if not loop:
+            plain.merge(count)
+    without = {"prompts": plain.prompts, "tokens_per_call": plain.summary()["tokens_per_call"]}
+    return {**everything.summary(), "without_repetition": without}
 
 
 def _own_texts(model, adapter, tokenizer, fitting, path, settings, report) -> list[list[int]]:

@@ -489,7 +489,11 @@ def run_replay(arguments: argparse.Namespace) -> int:
         return 0
     for tree, summary in result["trees"].items():
         depths = " ".join(f"{a:.2f}" for a in summary["acceptance_by_depth"])
-        print(f"{tree:20} {summary['tokens_per_call']:.2f} tokens per call   by depth {depths}")
+        plain = summary["without_repetition"]["tokens_per_call"]
+        print(
+            f"{tree:20} {summary['tokens_per_call']:.2f} tokens per call "
+            f"({plain:.2f} where the text does not repeat itself)   by depth {depths}"
+        )
     return 0
 
 
