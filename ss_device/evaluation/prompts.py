@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from ss_device.application import Application
-from ss_device.training.examples import load_prompts
+from ss_device.architecture import Architecture
+from ss_device.errors import UserError
+from ss_device.training.examples import encode_prompts, load_prompts
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,36 @@ def load_test_prompts(app: Application, source: Path | str, limit: int, seed: in
     prompts = [Question(text, row, tuple(dict.fromkeys(refs))) for text, (row, refs) in grouped.items()]
     order = np.random.default_rng(seed).permutation(len(prompts))[:limit]
     return [prompts[i] for i in order]
+
+
+@dataclass(frozen=True)
+class DrawnPrompts:
+    """Questions with their token ids, in the same order, and how many were left out as too long."""
+
+    questions: list[Question]
+    ids: list[list[int]]
+    left_out: int
+
+
+def fitting_prompts(
+    app: Application,
+    source: Path | str,
+    limit: int,
+    tokenizer: Tokenizer,
+    shape: Architecture,
+    max_tokens: int,
+    longest: int | None = None,
+) -> DrawnPrompts:
+    """The `limit` drawn prompts, without those of more than `longest` tokens.
+
+    By default a prompt may be as long as leaves room for `max_tokens` in the context. UserError when
+    none is left.
+    """
+    drawn = load_test_prompts(app, source, limit)
+    pairs = [(q.text, q.row) for q in drawn]
+    encoded = encode_prompts(app, pairs, tokenizer, shape.bos_id, shape.eos_ids[0])
+    room = longest or shape.max_positions - max_tokens
+    kept = [(q, ids) for q, ids in zip(drawn, encoded, strict=True) if len(ids) <= room]
+    if not kept:
+        raise UserError(f"{source}: no prompt of at most {room} tokens")
+    return DrawnPrompts([q for q, _ in kept], [ids for _, ids in kept], len(drawn) - len(kept))

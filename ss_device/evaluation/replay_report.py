@@ -17,7 +17,7 @@ from ss_device.decoding import Drafter
 from ss_device.errors import UserError
 from ss_device.evaluation.acceptance import AcceptanceCounts
 from ss_device.evaluation.metrics import score
-from ss_device.evaluation.prompts import load_test_prompts
+from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.replay import replay
 from ss_device.evaluation.stopping import text_before_stop
 from ss_device.json_lines import read_json_lines
@@ -26,7 +26,6 @@ from ss_device.reference.stream_model import load_stream_model
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import Continuation
 from ss_device.training.distill import Prompt, distill
-from ss_device.training.examples import encode_prompts
 
 # A text in which this many tokens in a row occur twice counts as repeating itself.
 REPEATED = 8
@@ -94,20 +93,13 @@ def replay_adapter(
     tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
     shape = base.architecture
     max_tokens = max_tokens or app.max_tokens
-    tests = load_test_prompts(app, data, limit)
-    encoded = encode_prompts(
-        app, [(t.text, t.row) for t in tests], tokenizer, shape.bos_id, shape.eos_ids[0]
-    )
-    room = longest_prompt or shape.max_positions - max_tokens
-    fitting = [(t, ids) for t, ids in zip(tests, encoded, strict=True) if len(ids) <= room]
-    if not fitting:
-        raise UserError(f"{data}: no prompt of at most {room} tokens")
-    prompts = [ids for _, ids in fitting]
+    tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
     model = load_stream_model(base, adapter)
     settings = Continuation(max_tokens, stop_strings=app.stop_strings)
-    outputs = _own_texts(model, adapter, tokenizer, fitting, continuations, settings, report)
+    outputs = _own_texts(model, adapter, tokenizer, tests, continuations, settings, report)
+    drafters, ends = [t.drafter(adapter) for t in trees], frozenset(shape.eos_ids)
     counts = replay(
-        model, [t.drafter(adapter) for t in trees], prompts, outputs, frozenset(shape.eos_ids), max_tokens,
+        model, drafters, tests.ids, outputs, ends, max_tokens,
         report=lambda done, total: report({"step": done, "steps": total}),
     )  # fmt: skip
     texts = [text_before_stop(ids, tokenizer, app.stop_strings) for ids in outputs]
@@ -115,8 +107,8 @@ def replay_adapter(
     return {
         "app": app.name,
         "adapter": adapter_folder.name,
-        "left_out_too_long": len(tests) - len(fitting),
-        **score(app.metric, texts, [t.references for t, _ in fitting], app.over_references),
+        "left_out_too_long": tests.left_out,
+        **score(app.metric, texts, [q.references for q in tests.questions], app.over_references),
         "parameters": parameter_count(adapter.config, shape),
         "repeating_texts": sum(loops),
         "trees": {str(t): _summary(c, loops) for t, c in zip(trees, counts, strict=True)},
@@ -140,8 +132,8 @@ def _summary(counts: Sequence[AcceptanceCounts], loops: Sequence[bool]) -> dict:
     return {**everything.summary(), "without_repetition": without}
 
 
-def _own_texts(model, adapter, tokenizer, fitting, path, settings, report) -> list[list[int]]:
-    """The model's own greedy continuations of (question, ids) pairs, kept in the file `path`."""
+def _own_texts(model, adapter, tokenizer, tests, path, settings, report) -> list[list[int]]:
+    """The model's own greedy continuations of test prompts, kept in the file `path`."""
     made_from: dict = {"app": adapter.app, "base": adapter.base.to_dict()}
     if adapter.lora:
         # Shared mode: the text is this adapter's own.
@@ -150,8 +142,8 @@ def _own_texts(model, adapter, tokenizer, fitting, path, settings, report) -> li
             for factor in adapter.lora[name]:
                 parts.update(factor.tobytes())
         made_from["lora"] = parts.hexdigest()
-    asked = [Prompt(tuple(ids), question.text) for question, ids in fitting]
+    asked = [Prompt(tuple(ids), q.text) for q, ids in zip(tests.questions, tests.ids, strict=True)]
     ends = model.architecture.eos_ids
     distill(model.base, tokenizer, asked, path, ends, settings, made_from, report=report)
     own = {row["prompt"]: row["completion_ids"] for row in read_json_lines(path)}
-    return [own[question.text] for question, _ in fitting]
+    return [own[question.text] for question in tests.questions]

@@ -13,12 +13,11 @@ from ss_device.config import parameter_count
 from ss_device.decoding import Drafter
 from ss_device.evaluation.acceptance import measure
 from ss_device.evaluation.metrics import score
-from ss_device.evaluation.prompts import load_test_prompts
+from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.stopping import stop_length, text_before_stop
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.training.chat_template import with_tokenizer_template
-from ss_device.training.examples import encode_prompts
 
 
 def evaluate_adapter(
@@ -33,20 +32,19 @@ def evaluate_adapter(
     prune_over: str,
     max_tokens: int | None,
     app_name: str | None = None,
+    longest_prompt: int | None = None,
 ) -> dict:
     """Decode `limit` rows of `data` on the float32 reference and report what happened.
 
     Prompts are drawn with a fixed seed, so every adapter and tree sees the same ones; rows of the same
-    prompt are one prompt with several references. The metric comes with a 95 % bootstrap interval.
+    prompt are one prompt with several references; prompts that do not fit (see `fitting_prompts`) are left
+    out and counted. The metric comes with a 95 % bootstrap interval.
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
     app = with_tokenizer_template(load_application(app_name or adapter.app), base_folder)
     tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
-    tests = load_test_prompts(app, data, limit, seed=0)
-    prompts = encode_prompts(
-        app, [(t.text, t.row) for t in tests], tokenizer, base.architecture.bos_id,
-        base.architecture.eos_ids[0],
-    )  # fmt: skip
+    max_tokens = max_tokens or app.max_tokens
+    tests = fitting_prompts(app, data, limit, tokenizer, base.architecture, max_tokens, longest_prompt)
     model = ReferenceStepModel(
         load_stream_model(base, adapter), num_nodes, num_kept or num_nodes, None, prune_over
     )
@@ -54,14 +52,15 @@ def evaluate_adapter(
     stop_ids = frozenset(base.architecture.eos_ids)
     strings = app.stop_strings
     counts, outputs = measure(
-        model, drafter, prompts, max_tokens or app.max_tokens, stop_ids,
+        model, drafter, tests.ids, max_tokens, stop_ids,
         stopped=lambda ids: stop_length(ids, tokenizer, strings),
     )  # fmt: skip
     texts = [text_before_stop(ids, tokenizer, strings) for ids in outputs]
     return {
         "adapter": adapter.app,
         "tree": {"shape": shape, "nodes": num_nodes, "kept": num_kept or num_nodes, "top_k": top_k},
+        "left_out_too_long": tests.left_out,
         **counts.summary(),
-        **score(app.metric, texts, [t.references for t in tests], app.over_references),
+        **score(app.metric, texts, [q.references for q in tests.questions], app.over_references),
         "parameters": parameter_count(adapter.config, base.architecture),
     }

@@ -11,12 +11,11 @@ from tokenizers import Tokenizer
 from ss_device.application import load_application
 from ss_device.base_model import open_base
 from ss_device.evaluation.metrics import score
-from ss_device.evaluation.prompts import load_test_prompts
+from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.stopping import text_before_stop
 from ss_device.reference.stream_model import load_base
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import Continuation, continuations
-from ss_device.training.examples import encode_prompts
 from ss_device.training.finetune import load_lora
 
 
@@ -28,30 +27,32 @@ def score_model(
     limit: int,
     max_tokens: int | None = None,
     batch_size: int = 32,
+    longest_prompt: int | None = None,
     report: Callable[[dict], None] = lambda record: None,
 ) -> dict:
     """Greedy float32 answers to `limit` prompts (those `evaluate` draws) and their metric."""
     base = open_base(base_folder)
     app = with_tokenizer_template(load_application(app_name), base_folder)
     tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
-    tests, eos_ids = load_test_prompts(app, data, limit), base.architecture.eos_ids
-    pairs = [(t.text, t.row) for t in tests]
-    prompts = encode_prompts(app, pairs, tokenizer, base.architecture.bos_id, eos_ids[0])
+    shape, max_tokens = base.architecture, max_tokens or app.max_tokens
+    tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
+    prompts = tests.ids
     model = load_base(base) if lora is None else load_lora(base, lora)
     if torch.cuda.is_available():
         model = model.to("cuda")
-    settings = Continuation(max_tokens or app.max_tokens, stop_strings=app.stop_strings)
+    settings = Continuation(max_tokens, stop_strings=app.stop_strings)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts = [""] * len(prompts)
     for first in range(0, len(order), batch_size):
         batch = order[first : first + batch_size]
-        made = continuations(model, tokenizer, [prompts[i] for i in batch], eos_ids, settings)
+        made = continuations(model, tokenizer, [prompts[i] for i in batch], shape.eos_ids, settings)
         for index, ids in zip(batch, made, strict=True):
             texts[index] = text_before_stop(ids, tokenizer, app.stop_strings)
         report({"step": first + len(batch), "steps": len(order)})
     return {
         "app": app.name,
         "model": str(lora or base_folder),
-        "prompts": len(tests),
-        **score(app.metric, texts, [t.references for t in tests], app.over_references),
+        "prompts": len(prompts),
+        "left_out_too_long": tests.left_out,
+        **score(app.metric, texts, [q.references for q in tests.questions], app.over_references),
     }

@@ -199,6 +199,7 @@ def _add_score(commands) -> None:
     score.add_argument("--lora", type=Path, metavar="FOLDER", help="PEFT folder (default: the base alone)")
     score.add_argument("--limit", type=positive, default=200)
     score.add_argument("--max-tokens", type=positive)
+    score.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
     score.add_argument("--batch-size", type=positive, default=32)
     score.set_defaults(run=run_score)
 
@@ -220,6 +221,7 @@ def _add_evaluate(commands) -> None:
     evaluate.add_argument("--top-k", type=positive, default=3)
     evaluate.add_argument("--prune-over", choices=("draft", "vocabulary"), default="draft")
     evaluate.add_argument("--max-tokens", type=positive)
+    evaluate.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
     evaluate.add_argument("--json", action="store_true", help="one JSON object on stdout")
     evaluate.set_defaults(run=run_evaluate)
 
@@ -378,7 +380,8 @@ def run_score(arguments: argparse.Namespace) -> int:
     with training_progress(f"{arguments.app}: answers", as_json=False) as report:
         result = score_model(
             arguments.app, arguments.base, arguments.lora, arguments.data, arguments.limit,
-            arguments.max_tokens, arguments.batch_size, lambda r: None if arguments.json else report(r),
+            arguments.max_tokens, arguments.batch_size, arguments.longest_prompt,
+            lambda r: None if arguments.json else report(r),
         )  # fmt: skip
     _print_result(result, arguments.json)
     return 0
@@ -462,6 +465,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         prune_over=arguments.prune_over,
         max_tokens=arguments.max_tokens,
         app_name=arguments.app,
+        longest_prompt=arguments.longest_prompt,
     )
     _print_result(result, arguments.json)
     return 0
