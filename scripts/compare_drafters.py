@@ -77,6 +77,9 @@ ABLATIONS = [
     Row("rotation", "plus", ("value_rotation=0.39",), "own"),
 ]
 ABLATION_APP = "e2e_nlg"
+# Top-k trees of four streams: k, nodes, and how many the early exit keeps (all, then fewer).
+PRUNING = [(1, 5, (5,)), (2, 31, (31, 16, 8)), (3, 121, (121, 32, 16)), (4, 341, (341, 32, 16))]
+PRUNING_PROMPTS = 40
 
 
 def main() -> None:
@@ -89,6 +92,8 @@ def main() -> None:
         if arguments.phase in ("measure", "all"):
             wait_for(arguments.output / app / row.name, arguments.phase == "measure")
             measure(app, row, arguments)
+    if arguments.phase != "train" and (not arguments.only or "pruning" in arguments.only):
+        measure_pruning(arguments)
 
 
 def parse() -> argparse.Namespace:
@@ -102,7 +107,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=Path, help="<app>.jsonl here replaces the train split")
     parser.add_argument("--phase", choices=("train", "measure", "all"), default="all")
     parser.add_argument("--precision", default="fp32", help="fp32 or bf16, of adapters")
-    parser.add_argument("--only", action="append", metavar="APP/ROW")
+    parser.add_argument("--only", action="append", metavar="APP/ROW|pruning")
     return parser.parse_args()
 
 
@@ -165,6 +170,20 @@ def measure(app: str, row: Row, arguments: argparse.Namespace) -> None:
         trees = [word for tree in row.trees for word in ("--tree", tree)]
         text = ss_train("replay", folder / row.name, *common, *longest, "--continuations", own, *trees)
     result.write_text(text)
+
+
+def measure_pruning(arguments: argparse.Namespace) -> None:
+    """Top-k trees with and without pruning by the early exit, decoded step by step."""
+    folder = arguments.output / ABLATION_APP
+    for k, nodes, kept in PRUNING:
+        for keep in kept:
+            result = folder / f"pruning-{k}-{keep}.json"
+            if result.exists():
+                continue
+            words = ["--base", arguments.base, "--data", arguments.data / ABLATION_APP / "test.jsonl.gz"]
+            words += ["--limit", PRUNING_PROMPTS, "--shape", "k-ary", "--top-k", k, "--nodes", nodes]
+            adapter = folder / "self-distilled"
+            result.write_text(ss_train("evaluate", adapter, *words, "--keep", keep, "--json"))
 
 
 def wait_for(folder: Path, other_process_trains: bool) -> None:
