@@ -61,6 +61,9 @@ def _add_distill(commands) -> None:
     distill.add_argument("--output", type=Path, required=True, help="JSON lines file; a rerun goes on")
     distill.add_argument("--limit", type=positive, help="number of prompts")
     distill.add_argument("--max-tokens", type=positive, default=96)
+    distill.add_argument(
+        "--longest-prompt", type=positive, help="leave out longer prompts (default: what fits the context)"
+    )
     distill.add_argument("--temperature", type=float, default=0.0, help="0: greedy (the default)")
     distill.add_argument("--top-p", type=float, default=1.0, help="nucleus of sampling")
     distill.add_argument("--samples", type=positive, default=1, help="sampled texts per prompt")
@@ -287,7 +290,10 @@ def run_distill(arguments: argparse.Namespace) -> int:
     encode = encode_turns if app.kind == "chat" else encode_prompts
     encoded = encode(app, pairs, tokenizer, base.architecture.bos_id, ends[0])
     texts = [None] * len(encoded) if app.kind == "chat" else [text for text, _ in pairs]
-    prompts = [Prompt(tuple(ids), text) for ids, text in zip(encoded, texts, strict=True)]
+    longest = arguments.longest_prompt or base.architecture.max_positions - arguments.max_tokens
+    prompts = [Prompt(tuple(ids), t) for ids, t in zip(encoded, texts, strict=True) if len(ids) <= longest]
+    if not prompts:
+        raise UserError(f"{arguments.data}: no prompt of at most {longest} tokens")
     made_from = {
         "app": app.name,
         "prompt": app.template,

@@ -76,6 +76,18 @@ def test_shared_parent_bias_and_replay(folder, capsys):
     assert result["parameters"]["parent_bias"] == 0
 
 
+def test_distill_leaves_out_long_prompts(folder):
+    rows, output = folder / "one_long.jsonl", folder / "short_ones.jsonl"
+    long = {"question": "why " * 40, "context": "CREATE TABLE t", "answer": "SELECT 1"}
+    rows.write_text((folder / "rows.jsonl").read_text() + json.dumps(long) + "\n")
+    command = ["distill", "sqlctx", "--base", str(folder / "base"), "--data", str(rows),
+               "--output", str(output), "--max-tokens", "2", "--longest-prompt"]  # fmt: skip
+    assert main([*command, "60"]) == 0
+    made = [json.loads(line)["prompt"] for line in output.read_text().splitlines()]
+    assert len(made) == 30 and not any("why" in prompt for prompt in made)
+    assert main([*command, "2"]) == 2
+
+
 def bad_inputs(folder):
     data, base = str(folder / "rows.jsonl"), str(folder / "base")
     out = str(folder / "never")
