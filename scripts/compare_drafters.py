@@ -21,8 +21,9 @@ from pathlib import Path
 
 from ss_device.json_lines import read_json_lines
 
-TREES = ("best-first:32", "best-first:12", "chain:5", "k-ary:121", "best-first+lookup:32")
-DEEP_TREES = (*TREES, "best-first:32:4", "best-first:64", "chain:9")
+TREES = ("best-first:32", "chain:5", "best-first+lookup:32")
+PAPER_TREES = (*TREES, "k-ary:121")
+DEEP_TREES = (*TREES, "best-first:32:4", "chain:9")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ ROWS = [
     Row("lora", "lora"),
     Row("shared", "shared"),
     Row("shared-v2", "shared-v2"),
-    Row("paper", "paper"),
+    Row("paper", "paper", trees=PAPER_TREES),
     Row("parent-bias", "paper", ("markov_rank=32",)),
     Row("stream-lora", "plus"),
     Row("self-distilled", "plus", text="own"),
@@ -78,8 +79,8 @@ ABLATIONS = [
 ]
 ABLATION_APP = "e2e_nlg"
 # Top-k trees of four streams: k, nodes, and how many the early exit keeps (all, then fewer).
-PRUNING = [(1, 5, (5,)), (2, 31, (31, 16, 8)), (3, 121, (121, 32, 16)), (4, 341, (341, 32, 16))]
-PRUNING_PROMPTS = 40
+PRUNING = [(1, 5, (5,)), (2, 31, (31, 16, 8)), (3, 121, (121, 32, 16))]
+PRUNING_PROMPTS = 20
 
 
 def main() -> None:

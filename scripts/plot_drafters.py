@@ -113,7 +113,7 @@ def draw_layers(folder: Path):
 def draw_pruning(folder: Path):
     """Rows above the pruning layer against tokens per call, one line per k."""
     figure, axis = plt.subplots(figsize=(6, 4))
-    for k in (1, 2, 3, 4):
+    for k in (1, 2, 3):
         results = [json.loads(path.read_text()) for path in folder.glob(f"pruning-{k}-*.json")]
         points = sorted((r["rows_per_call"], r["tokens_per_call"]) for r in results)
         axis.plot(*zip(*points, strict=True), marker="o", label=f"k = {k}")
