@@ -30,8 +30,22 @@ public struct CoreMLFunctions: Codable, Sendable, Equatable {
     public let numNodes: Int
     public let numKept: Int
     public let context: Int
-    /// Packages in the order in which they run, when the model was split.
+    /// Packages in the order in which they run, when the model is divided, `package` being the first.
     public let parts: [String]?
+    /// How each of them is fed.
+    public let chain: [PartLink]?
+
+    /// Paths of the packages inside the bundle, in the order in which they run.
+    public var packages: [String] { parts.flatMap { $0.isEmpty ? nil : $0 } ?? [package] }
+}
+
+/// How a part of a divided model is fed: by function, input → source. A source is an input of the whole function
+/// or an output of the part before.
+public struct PartLink: Codable, Sendable, Equatable {
+    /// First layer, and the one behind the last.
+    public let layers: [Int]
+    public let prefill: [String: String]
+    public let step: [String: String]
 }
 
 /// One application of a bundle.
