@@ -38,6 +38,35 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "chain: the rows to commit are taken from the node ids",
+        f"{CORE_ML}/FunctionChain.swift",
+        "passed?.featureValue(for: source) ?? inputs.featureValue(for: source)",
+        "passed?.featureValue(for: source)\n                        "
+        '?? inputs.featureValue(for: source == "commit_rows" ? "commit_nodes" : source)',
+        CHAIN_TESTS,
+    ),
+    Mutation(
+        "chain: a part in the middle is left out",
+        f"{CORE_ML}/FunctionChain.swift",
+        "passed = try link.function.predict(own, states[part], options[part])",
+        "let found = try link.function.predict(own, states[part], options[part])\n"
+        "                if part != 1 || links.count < 3 { passed = found }",
+        CHAIN_TESTS,
+    ),
+    Mutation(
+        "chain: every part gets the first one's state",
+        f"{CORE_ML}/FunctionChain.swift",
+        "states[part]",
+        "states[0]",
+        CHAIN_TESTS,
+    ),
+    Mutation(
+        "tree: parents are left out without the mean of their bias",
+        f"{LIBRARY}/ChildBound.swift",
+        "let needed = logSum + mean + Float",
+        "let needed = logSum + abs(mean) + 2 + Float",
+    ),
+    Mutation(
         "tree order: the more expensive place first",
         f"{LIBRARY}/TreeGrowth.swift",
         "if cost != other.cost { return cost < other.cost }",
@@ -91,29 +120,6 @@ MUTATIONS = (
         f"{LIBRARY}/DecodingLoop.swift",
         "tree.depths[verified.kept[row]] + 1",
         "tree.depths[verified.kept[row]]",
-    ),
-    Mutation(
-        "chain: the rows to commit are taken from the node ids",
-        f"{CORE_ML}/FunctionChain.swift",
-        "passed?.featureValue(for: source) ?? inputs.featureValue(for: source)",
-        "passed?.featureValue(for: source)\n                        "
-        '?? inputs.featureValue(for: source == "commit_rows" ? "commit_nodes" : source)',
-        CHAIN_TESTS,
-    ),
-    Mutation(
-        "chain: a part in the middle is left out",
-        f"{CORE_ML}/FunctionChain.swift",
-        "passed = try link.function.predict(own, states[part], options[part])",
-        "let found = try link.function.predict(own, states[part], options[part])\n"
-        "                if part != 1 || links.count < 3 { passed = found }",
-        CHAIN_TESTS,
-    ),
-    Mutation(
-        "chain: every part gets the first one's state",
-        f"{CORE_ML}/FunctionChain.swift",
-        "states[part]",
-        "states[0]",
-        CHAIN_TESTS,
     ),
 )
 

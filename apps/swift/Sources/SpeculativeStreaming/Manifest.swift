@@ -34,6 +34,8 @@ public struct CoreMLFunctions: Codable, Sendable, Equatable {
     public let parts: [String]?
     /// How each of them is fed.
     public let chain: [PartLink]?
+    /// Golden traces of the weights as the package stores them, where they differ from the base's.
+    public let golden: String?
 
     /// Paths of the packages inside the bundle, in the order in which they run.
     public var packages: [String] { parts.flatMap { $0.isEmpty ? nil : $0 } ?? [package] }
@@ -63,6 +65,9 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
     public let golden: String?
     /// safetensors file with a parent bias that adapters share; nil: it is in `tensorFile`.
     public let parentBiasFile: String?
+
+    /// The golden traces that its package must replay; nil without any.
+    public var packageGolden: String? { coreml?.golden ?? golden }
 
     /// The prompt text of a row of fields. Throws `missingTemplateField`.
     public func prompt(_ fields: [String: String]) throws -> String {

@@ -119,7 +119,7 @@
             #if canImport(Darwin)
                 guard pressure == nil else { return }
                 let source = DispatchSource.makeMemoryPressureSource(eventMask: [.warning, .critical])
-                source.setEventHandler { [weak self] in Task { await self?.releaseIdle() } }
+                source.setEventHandler { [weak self] in Task { [weak self] in await self?.releaseIdle() } }
                 source.activate()
                 pressure = PressureSource(source: source)
             #endif
