@@ -108,6 +108,22 @@ private struct SampledAnswers: Decodable {
         #expect(try FileManager.default.attributesOfItem(atPath: second.path)[.modificationDate] as? Date == date)
     }
 
+    @Test func selectingAnAdapterTakesTheModelOver() async throws {
+        let tiny = try TinyBundle()
+        let generator = try await SpeculativeGenerator(
+            coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
+        var running = generator.stream(tokens: tiny.answers[1].prompt).makeAsyncIterator()
+        _ = try await running.next()
+        try await generator.select(adapter: "tiny", of: tiny.bundle, options: tiny.options)
+        await #expect(throws: SpeculativeError.superseded) { try await running.next() }
+        let found = try await generator.generate(
+            tokens: tiny.answers[0].prompt, options: GenerationOptions(maxTokens: 16))
+        #expect(found.tokens == tiny.answers[0].tokens)
+        await #expect(throws: SpeculativeError.unknownAdapter(name: "other", known: ["tiny"])) {
+            try await generator.select(adapter: "other", of: tiny.bundle, options: tiny.options)
+        }
+    }
+
     @Test func loadedFunctionsAreUsedAgain() async throws {
         let tiny = try TinyBundle()
         let functions = try #require(tiny.bundle.adapter().coreml)
