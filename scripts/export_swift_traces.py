@@ -511,15 +511,14 @@ def export_inputs(path: Path) -> None:
 def write_bundle(target: Path) -> None:
     """A tiny random bundle with every part in use, and answers of the Python step model on its package.
 
-    Then another package of the same adapter that returns its logits, and what is drawn from those.
+    Then the same model divided into two and three packages, which must give the same answers, and a
+    package that returns its logits, with what is drawn from those.
     """
     from ss_convert.command import main as ss_convert
     from ss_device.adapter import save_adapter
     from ss_device.bundle import open_bundle
     from ss_device.config import SpeculativeConfig
     from ss_runtime.coreml_model import open_executor_model
-    from ss_runtime.generation import generate
-    from ss_runtime.tokenization import load_tokenizer
     from tests.tiny_models import make_tiny_base, random_adapter
 
     config = SpeculativeConfig(
@@ -536,6 +535,8 @@ def write_bundle(target: Path) -> None:
         sizes = ["--nodes", "12", "--keep", "9", "--context", "96", "--chunk", "16"]
         for name, more in (
             ("bundle", []),
+            ("parts-2", ["--parts", "2", "--target", "coreml"]),
+            ("parts-3", ["--parts", "3", "--target", "coreml"]),
             ("sampling", ["--sampling", "--target", "coreml", "--no-golden"]),
         ):
             output = str(target / name)
@@ -543,18 +544,10 @@ def write_bundle(target: Path) -> None:
                 ["--adapter", "tiny", "--models", str(models), "--output", output, *sizes, *more]
             ):
                 sys.exit(status)
-    bundle = open_bundle(target / "bundle")
-    tiny, tokenizer = bundle.adapter(), load_tokenizer(bundle)
-    answers = []
-    for text in ("SELECT a", "a much longer prompt than one chunk of sixteen", "x"):
-        prompt = tokenizer.encode(text)
-        drafter = Drafter(tiny.num_nodes, parent_bias=bundle.parent_bias(tiny))
-        result = generate(
-            open_executor_model(bundle, tiny), drafter, prompt, 16, frozenset({2}), (), tokenizer
-        )
-        answers.append(
-            {"prompt": prompt, "tokens": list(result.token_ids), "calls": result.steps, "text": result.text}
-        )
+    answers = python_answers(target / "bundle")
+    for name in ("parts-2", "parts-3"):
+        if python_answers(target / name) != answers:
+            sys.exit(f"{name} does not answer as the model in one package does")
     (target / "answers.json").write_text(json.dumps(answers) + "\n")
     sampling = open_bundle(target / "sampling")
     model = open_executor_model(sampling, sampling.adapter())
@@ -562,6 +555,33 @@ def write_bundle(target: Path) -> None:
         sampled_answers(model, Drafter(12, parent_bias=sampling.parent_bias(sampling.adapter())))
     )
     (target / "sampled.json").write_text(written + "\n")
+
+
+def python_answers(folder: Path) -> list[dict]:
+    """Prompts with the tokens, calls, trees and text that the Python step model gives on a package."""
+    from ss_device.bundle import open_bundle
+    from ss_runtime.coreml_model import open_executor_model
+    from ss_runtime.tokenization import load_tokenizer
+
+    bundle = open_bundle(folder)
+    tiny, tokenizer = bundle.adapter(), load_tokenizer(bundle)
+    answers = []
+    for text in ("SELECT a", "a much longer prompt than one chunk of sixteen", "x"):
+        prompt = tokenizer.encode(text)
+        drafter = Drafter(tiny.num_nodes, parent_bias=bundle.parent_bias(tiny))
+        steps = list(decode(open_executor_model(bundle, tiny), drafter, prompt, 16, frozenset({2})))
+        tokens = [int(token) for step in steps for token in step.tokens]
+        trees = [[step.tree.tokens.tolist(), step.tree.parents.tolist()] for step in steps[1:]]
+        answers.append(
+            {
+                "prompt": prompt,
+                "tokens": tokens,
+                "calls": len(steps) - 1,
+                "trees": trees,
+                "text": tokenizer.decode([t for t in tokens if t != 2]),
+            }
+        )
+    return answers
 
 
 def sampled_answers(model, drafter: Drafter) -> dict:

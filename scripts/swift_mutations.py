@@ -1,6 +1,7 @@
 """Breaks the Swift library in one place at a time and expects a test to fail each time.
 
     python scripts/swift_mutations.py        needs a toolchain (scripts/swift_toolchain.sh provide)
+    python scripts/swift_mutations.py chain  only those whose name holds the word
 
 Works on a copy of the package under build/, so the sources stay as they are. Exit code 1 when the unbroken
 copy fails, a broken one does not compile, or its tests pass.
@@ -8,6 +9,7 @@ copy fails, a broken one does not compile, or its tests pass.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,22 +18,54 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, COPY = ROOT / "apps/swift", ROOT / "build/swift-mutations"
+TINY = ROOT / "build/swift-tiny"
 LIBRARY, CORE_ML = "Sources/SpeculativeStreaming", "Sources/SpeculativeStreamingCoreML"
-# Tests that need no Python and no package.
+# Tests that need no Python and no package, and those of chained packages.
 TESTS = "TreeTests|SamplingTests|DecodingTests|ReferenceTests|StepInputTests"
+CHAIN_TESTS = "everyTreeIsThatOfThePythonStepModel|theGoldenTracesFindWhatTheyFindInOnePackage"
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change of one source file that must not go unnoticed."""
+    """One change of one source file that must not go unnoticed by `tests`."""
 
     name: str
     file: str
     old: str
     new: str
+    tests: str = TESTS
 
 
 MUTATIONS = (
+    Mutation(
+        "chain: the rows to commit are taken from the node ids",
+        f"{CORE_ML}/FunctionChain.swift",
+        "passed?.featureValue(for: source) ?? inputs.featureValue(for: source)",
+        "passed?.featureValue(for: source)\n                        "
+        '?? inputs.featureValue(for: source == "commit_rows" ? "commit_nodes" : source)',
+        CHAIN_TESTS,
+    ),
+    Mutation(
+        "chain: a part in the middle is left out",
+        f"{CORE_ML}/FunctionChain.swift",
+        "passed = try link.function.predict(own, states[part], options[part])",
+        "let found = try link.function.predict(own, states[part], options[part])\n"
+        "                if part != 1 || links.count < 3 { passed = found }",
+        CHAIN_TESTS,
+    ),
+    Mutation(
+        "chain: every part gets the first one's state",
+        f"{CORE_ML}/FunctionChain.swift",
+        "states[part]",
+        "states[0]",
+        CHAIN_TESTS,
+    ),
+    Mutation(
+        "tree: parents are left out without the mean of their bias",
+        f"{LIBRARY}/ChildBound.swift",
+        "let needed = logSum + mean + Float",
+        "let needed = logSum + abs(mean) + 2 + Float",
+    ),
     Mutation(
         "tree order: the more expensive place first",
         f"{LIBRARY}/TreeGrowth.swift",
@@ -92,17 +126,24 @@ MUTATIONS = (
 
 def main() -> int:
     """Run all mutations; the exit code."""
+    wanted = [m for m in MUTATIONS if all(word in m.name for word in sys.argv[1:])]
+    if not wanted:
+        print(f"no mutation is named {' '.join(sys.argv[1:])}", file=sys.stderr)
+        return 2
+    if not (TINY / "answers.json").is_file():
+        exporter = [sys.executable, str(ROOT / "scripts/export_swift_traces.py"), "bundle"]
+        subprocess.run(exporter, stdout=subprocess.DEVNULL, check=True)
     shutil.rmtree(COPY, ignore_errors=True)
     # Built once as it is; after a mutation only the broken module and its dependents are built again.
     shutil.copytree(PACKAGE, COPY, symlinks=True, ignore=shutil.ignore_patterns(".build"))
     try:
-        if (problem := failure_of_copy()) != "":
+        if (problem := failure_of_copy(f"{TESTS}|{CHAIN_TESTS}")) != "":
             print(f"the unbroken copy: {problem or 'its tests do not pass'}", file=sys.stderr)
             return 1
-        missed = [m.name for m in MUTATIONS if not is_caught(m)]
+        missed = [m.name for m in wanted if not is_caught(m)]
     finally:
         shutil.rmtree(COPY, ignore_errors=True)
-    print(f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} mutations caught")
+    print(f"{len(wanted) - len(missed)} of {len(wanted)} mutations caught")
     return 1 if missed else 0
 
 
@@ -115,7 +156,7 @@ def is_caught(mutation: Mutation) -> bool:
         return False
     path.write_text(text.replace(mutation.old, mutation.new))
     try:
-        problem = failure_of_copy()
+        problem = failure_of_copy(mutation.tests)
     finally:
         path.write_text(text)
     caught = problem.startswith("✘")
@@ -123,12 +164,12 @@ def is_caught(mutation: Mutation) -> bool:
     return caught
 
 
-def failure_of_copy() -> str:
+def failure_of_copy(tests: str) -> str:
     """The first failed test's line, what stopped the build, or nothing when all tests pass."""
     built = swift("build", "--build-tests")
     if built.returncode:
         return next((line for line in built.stdout.splitlines() if "error:" in line), "it does not build")
-    tested = swift("test", "--skip-build", "--filter", TESTS)
+    tested = swift("test", "--skip-build", "--filter", tests)
     if tested.returncode == 0:
         return ""
     failed = (
@@ -139,8 +180,16 @@ def failure_of_copy() -> str:
 
 def swift(*arguments: str) -> subprocess.CompletedProcess:
     command = [str(ROOT / "scripts/swift_toolchain.sh"), "run", "swift", *arguments, "-j", "1"]
+    settings = {"SS_PYTHON": sys.executable, "SS_TINY_BUNDLE": str(TINY), "SS_REPOSITORY": str(ROOT)}
+    environment = os.environ | settings | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, cwd=COPY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        cwd=COPY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
 
 

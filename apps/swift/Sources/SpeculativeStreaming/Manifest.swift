@@ -30,8 +30,24 @@ public struct CoreMLFunctions: Codable, Sendable, Equatable {
     public let numNodes: Int
     public let numKept: Int
     public let context: Int
-    /// Packages in the order in which they run, when the model was split.
+    /// Packages in the order in which they run, when the model is divided, `package` being the first.
     public let parts: [String]?
+    /// How each of them is fed.
+    public let chain: [PartLink]?
+    /// Golden traces of the weights as the package stores them, where they differ from the base's.
+    public let golden: String?
+
+    /// Paths of the packages inside the bundle, in the order in which they run.
+    public var packages: [String] { parts.flatMap { $0.isEmpty ? nil : $0 } ?? [package] }
+}
+
+/// How a part of a divided model is fed: by function, input → source. A source is an input of the whole function
+/// or an output of the part before.
+public struct PartLink: Codable, Sendable, Equatable {
+    /// First layer, and the one behind the last.
+    public let layers: [Int]
+    public let prefill: [String: String]
+    public let step: [String: String]
 }
 
 /// One application of a bundle.
@@ -49,6 +65,9 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
     public let golden: String?
     /// safetensors file with a parent bias that adapters share; nil: it is in `tensorFile`.
     public let parentBiasFile: String?
+
+    /// The golden traces that its package must replay; nil without any.
+    public var packageGolden: String? { coreml?.golden ?? golden }
 
     /// The prompt text of a row of fields. Throws `missingTemplateField`.
     public func prompt(_ fields: [String: String]) throws -> String {

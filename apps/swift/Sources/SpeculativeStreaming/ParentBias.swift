@@ -2,28 +2,40 @@
 public struct ParentBias: Sendable {
     public let rank: Int
     public let vocabulary: Int
-    /// u: float32 [V, rank].
+    /// Numbers of a factor as stored: `rank`, and zeros up to a multiple of 8.
+    let width: Int
+    /// u and v: float32 [V, width].
     private let u: [Float]
-    /// v by blocks of `blockSize` tokens, [V / blockSize, rank, blockSize], the last block padded: one parent's
-    /// bias then reads it once from front to back.
-    private let blocks: [Float]
-    private static let blockSize = 4 * VectorMath.width
+    private let v: [Float]
+    /// |v| of every token [V].
+    let norms: [Float]
 
     /// u, v: float32 [V, rank], row-major.
     public init(u: [Float], v: [Float], rank: Int) {
         precondition(rank > 0 && u.count == v.count && u.count % rank == 0, "u and v must be [V, rank]")
         self.rank = rank
-        self.vocabulary = u.count / rank
-        self.u = u
-        let (size, vocabulary) = (Self.blockSize, u.count / rank)
-        let count = (vocabulary + size - 1) / size
-        blocks = [Float](unsafeUninitializedCapacity: count * rank * size) { target, filled in
-            target.initialize(repeating: 0)
-            for token in 0..<vocabulary {
-                let (block, column) = token.quotientAndRemainder(dividingBy: size)
-                for index in 0..<rank { target[(block * rank + index) * size + column] = v[token * rank + index] }
-            }
-            filled = target.count
+        vocabulary = u.count / rank
+        width = (rank + VectorMath.width - 1) / VectorMath.width * VectorMath.width
+        (self.u, self.v) = (Self.padded(u, rank, width), Self.padded(v, rank, width))
+        norms = (0..<vocabulary).map { token in
+            v[token * rank..<(token + 1) * rank].reduce(0) { $0 + $1 * $1 }.squareRoot()
+        }
+    }
+
+    private static func padded(_ factors: [Float], _ rank: Int, _ width: Int) -> [Float] {
+        guard width > rank else { return factors }
+        return stride(from: 0, to: factors.count, by: rank).flatMap { start in
+            factors[start..<start + rank] + repeatElement(0, count: width - rank)
+        }
+    }
+
+    /// Calls `body` with u[parent] [width] and v [V, width].
+    func withFactors<Result>(
+        _ parent: Int, _ body: (_ u: UnsafePointer<Float>, _ v: UnsafePointer<Float>) -> Result
+    ) -> Result {
+        u.withUnsafeBufferPointer { u in
+            // There is at least one token, so neither is empty.
+            v.withUnsafeBufferPointer { body(u.baseAddress! + parent * width, $0.baseAddress!) }
         }
     }
 
@@ -32,42 +44,19 @@ public struct ParentBias: Sendable {
         to logits: UnsafeBufferPointer<Float>, parent: Int, into result: UnsafeMutableBufferPointer<Float>
     ) {
         precondition(logits.count == vocabulary && result.count == vocabulary, "the bias is over the vocabulary")
-        let size = Self.blockSize
-        u.withUnsafeBufferPointer { u in
-            blocks.withUnsafeBufferPointer { blocks in
-                guard let v = blocks.baseAddress, let factors = u.baseAddress else { return }
-                for start in stride(from: 0, to: vocabulary, by: size) {
-                    let sums = biases(v + start * rank, factors + parent * rank)
-                    let parts = (sums.0, sums.1, sums.2, sums.3)
-                    withUnsafeBytes(of: parts) { bytes in
-                        let bias = bytes.bindMemory(to: Float.self)
-                        for column in 0..<min(size, vocabulary - start) {
-                            result[start + column] = logits[start + column] + bias[column]
-                        }
-                    }
-                }
+        guard let logits = logits.baseAddress, let result = result.baseAddress else { return }
+        withFactors(parent) { u, v in
+            var token = 0
+            while token + 4 <= vocabulary {
+                let biases = VectorMath.fourDots(u, v + token * width, width: width)
+                let sum = UnsafeRawPointer(logits + token).loadUnaligned(as: SIMD4<Float>.self) + biases
+                UnsafeMutableRawPointer(result + token).storeBytes(of: sum, as: SIMD4<Float>.self)
+                token += 4
+            }
+            while token < vocabulary {
+                result[token] = logits[token] + VectorMath.dot(u, v + token * width, width: width)
+                token += 1
             }
         }
-    }
-
-    private typealias Lanes = VectorMath.Lanes
-
-    /// One block's biases: four accumulators that stay in registers over the rank.
-    @inline(__always)
-    private func biases(
-        _ block: UnsafePointer<Float>, _ factors: UnsafePointer<Float>
-    ) -> (Lanes, Lanes, Lanes, Lanes) {
-        var (a, b) = (Lanes(repeating: 0), Lanes(repeating: 0))
-        var (c, d) = (Lanes(repeating: 0), Lanes(repeating: 0))
-        var row = block
-        for index in 0..<rank {
-            let factor = Lanes(repeating: factors[index])
-            a += factor * VectorMath.load(row)
-            b += factor * VectorMath.load(row + 8)
-            c += factor * VectorMath.load(row + 16)
-            d += factor * VectorMath.load(row + 24)
-            row += Self.blockSize
-        }
-        return (a, b, c, d)
     }
 }

@@ -1,7 +1,7 @@
 import Foundation
 
 /// What replaying golden traces on a model found (`ss-validate` does the same on the Python side).
-public struct ReplayReport: Sendable, Codable {
+public struct ReplayReport: Sendable, Codable, Equatable {
     public var prompts = 0
     /// Prompts with every token on the accepted path as recorded.
     public var tokenExact = 0

@@ -21,6 +21,10 @@ public struct SpeculativeBundle: Sendable {
         for (name, record) in manifest.files.sorted(by: { $0.key < $1.key }) {
             try check(name, record, verifyingChecksums)
         }
+        for (name, adapter) in manifest.adapters.sorted(by: { $0.key < $1.key }) {
+            guard let functions = adapter.coreml, let reason = problem(functions) else { continue }
+            throw SpeculativeError.damagedFile(path: file.path, reason: "adapter '\(name)': \(reason)")
+        }
     }
 
     /// The named adapter, or the only one. Throws `adapterNotNamed` or `unknownAdapter`.
@@ -59,6 +63,27 @@ public struct SpeculativeBundle: Sendable {
         try Drafter(
             numNodes: numNodes ?? adapter.numNodes, shape: shape, topK: topK,
             parentBias: try parentBias(of: adapter))
+    }
+
+    /// What is wrong with the description of a model's packages, nil for nothing.
+    private func problem(_ functions: CoreMLFunctions) -> String? {
+        let packages = functions.packages
+        for package in packages where !manifest.files.keys.contains(where: { $0.hasPrefix(package + "/") }) {
+            return "its package '\(package)' is not among the bundle's files"
+        }
+        guard packages.count > 1 else { return nil }
+        let chain = functions.chain ?? []
+        guard chain.count == packages.count else {
+            return "its model has \(packages.count) parts, the chain describes \(chain.count)"
+        }
+        var next = 0
+        for link in chain {
+            guard link.layers.count == 2, link.layers[0] == next, link.layers[1] > next else {
+                return "the parts of its model do not follow one another"
+            }
+            next = link.layers[1]
+        }
+        return nil
     }
 
     private func check(_ name: String, _ record: FileRecord, _ checksum: Bool) throws {

@@ -7,9 +7,9 @@ import Foundation
 public actor SpeculativeGenerator {
     private var model: any StepModel
     private var adapter: BundledAdapter
-    private let architecture: BaseArchitecture
+    let architecture: BaseArchitecture
     private var drafter: Drafter
-    private let tokenizer: any TextTokenizer
+    let tokenizer: any TextTokenizer
     private var current: Generation?
     /// Counts of the generation in progress or the last one.
     public private(set) var statistics = GenerationStatistics()
@@ -85,7 +85,7 @@ public actor SpeculativeGenerator {
 
     // MARK: - One stream
 
-    private nonisolated func stream(
+    nonisolated func stream(
         _ prompt: @escaping @Sendable () throws -> [Int], _ options: GenerationOptions
     ) -> AsyncThrowingStream<GenerationStep, any Error> {
         let ticket = Ticket()

@@ -7,6 +7,18 @@ public protocol TextTokenizer: Sendable {
 
     /// Text of token ids, special tokens left out; U+FFFD for a cut character.
     func decode(_ tokens: [Int]) -> String
+
+    /// Token ids of a conversation up to where the assistant writes, by the base's chat template. Throws
+    /// `cannotEncode` when the template refuses the messages.
+    func encode(chat messages: [ChatMessage]) throws -> [Int]
+}
+
+extension TextTokenizer {
+    /// Of a base without a chat template: the contents joined by line breaks, each one as it is, so that an
+    /// application's prompt can be sent as one message.
+    public func encode(chat messages: [ChatMessage]) throws -> [Int] {
+        try encode(messages.map(\.content).joined(separator: "\n"))
+    }
 }
 
 /// Text of tokens as they arrive, never half a character.

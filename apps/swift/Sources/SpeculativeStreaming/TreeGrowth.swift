@@ -23,12 +23,16 @@ func bestFirstTree(
     var parents = [-1]
     var depths = [0]
     var frontier = Frontier()
+    var horizon = Horizon(count: numNodes - 1)
     if numNodes > 1, depthLimit > 0, !limits.stopIDs.contains(root) { frontier.open(parent: 0, cost: 0) }
     while tokens.count < numNodes, let place = frontier.pop() {
-        let ranked = children.ranked(depth: depths[place.parent], token: tokens[place.parent])
+        let (depth, token) = (depths[place.parent], tokens[place.parent])
+        if place.isBound, !children.mayReach(place.cost - horizon.cost, depth: depth, token: token) { continue }
+        let ranked = children.ranked(depth: depth, token: token)
         guard !place.isBound else {
             // Its cost was only bounded from below; now that it leads, the exact one is worth computing.
             frontier.settle(place, logProbability: ranked.logProbabilities[0])
+            if parentBias != nil { horizon.add(ranked, parentCost: place.cost) }
             continue
         }
         let node = tokens.count
@@ -88,12 +92,25 @@ private struct ChildTable {
     private let count: Int
     private var ranker = ChildRanker()
     private var known: [[Int: RankedChildren]]
+    private var bounds: [ChildBound?]
 
     init(_ streamLogits: LogitRows, _ parentBias: ParentBias?, count: Int) {
         self.streamLogits = streamLogits
         self.parentBias = parentBias
         self.count = count
         known = Array(repeating: [:], count: streamLogits.rows)
+        bounds = Array(repeating: nil, count: streamLogits.rows)
+    }
+
+    /// Whether a child may have at least this log-probability. Costs next to nothing beside ranking over the
+    /// vocabulary for a parent bias, without which every parent of a depth has the same children.
+    mutating func mayReach(_ logProbability: Double, depth: Int, token: Int) -> Bool {
+        guard let parentBias, logProbability > -.infinity, known[depth][token] == nil else { return true }
+        return streamLogits.withRow(depth) { row in
+            let bound = bounds[depth] ?? ChildBound(row, parentBias)
+            bounds[depth] = bound
+            return bound.mayReach(logProbability, row, parentBias, parent: token)
+        }
     }
 
     mutating func ranked(depth: Int, token: Int) -> RankedChildren {
@@ -128,6 +145,38 @@ private struct Place {
         if cost != other.cost { return cost < other.cost }
         if isBound != other.isBound { return isBound }
         return created < other.created
+    }
+}
+
+/// The cost beyond which no node can enter the tree: that of the last one if no better ones were found any more.
+private struct Horizon {
+    private let count: Int
+    /// The lowest costs of nodes found so far, ascending.
+    private var costs: [Double] = []
+
+    /// count: nodes of the tree below its root.
+    init(count: Int) { self.count = count }
+
+    var cost: Double { costs.count < count ? .infinity : (costs.last ?? .infinity) }
+
+    /// Adds a parent's children.
+    mutating func add(_ ranked: RankedChildren, parentCost: Double) {
+        var merged: [Double] = []
+        merged.reserveCapacity(count)
+        var known = costs[...]
+        var new = ranked.logProbabilities[...]
+        while merged.count < count {
+            let cost = new.first.map { parentCost - Double($0) } ?? .infinity
+            if let next = known.first, next <= cost {
+                merged.append(next)
+                known.removeFirst()
+            } else if new.popFirst() != nil {
+                merged.append(cost)
+            } else {
+                break
+            }
+        }
+        costs = merged
     }
 }
 

@@ -11,6 +11,62 @@ enum VectorMath {
         UnsafeRawPointer(pointer).loadUnaligned(as: Lanes.self)
     }
 
+    /// `sum + factor * lanes`, in one instruction where every processor of the platform has it.
+    @inline(__always)
+    static func sum(_ sum: Lanes, _ factor: Float, _ lanes: Lanes) -> Lanes {
+        self.sum(sum, Lanes(repeating: factor), lanes)
+    }
+
+    @inline(__always)
+    static func sum(_ sum: Lanes, _ factors: Lanes, _ lanes: Lanes) -> Lanes {
+        #if arch(arm64)
+            return sum.addingProduct(factors, lanes)
+        #else
+            return sum + factors * lanes
+        #endif
+    }
+
+    /// u · row of `width` numbers, a multiple of 8.
+    @inline(__always)
+    static func dot(_ u: UnsafePointer<Float>, _ row: UnsafePointer<Float>, width: Int) -> Float {
+        var lanes = Lanes(repeating: 0)
+        for index in stride(from: 0, to: width, by: self.width) {
+            lanes = sum(lanes, load(u + index), load(row + index))
+        }
+        return (lanes.lowHalf + lanes.highHalf).sum()
+    }
+
+    /// u · row for four rows that follow one another: their accumulators stay in registers.
+    @inline(__always)
+    static func fourDots(_ u: UnsafePointer<Float>, _ rows: UnsafePointer<Float>, width: Int) -> SIMD4<Float> {
+        var (a, b, c, d) = (Lanes(repeating: 0), Lanes(repeating: 0), Lanes(repeating: 0), Lanes(repeating: 0))
+        for index in stride(from: 0, to: width, by: self.width) {
+            let factors = load(u + index)
+            a = sum(a, factors, load(rows + index))
+            b = sum(b, factors, load(rows + width + index))
+            c = sum(c, factors, load(rows + 2 * width + index))
+            d = sum(d, factors, load(rows + 3 * width + index))
+        }
+        let first = pairSums(a.lowHalf + a.highHalf, b.lowHalf + b.highHalf)
+        let second = pairSums(c.lowHalf + c.highHalf, d.lowHalf + d.highHalf)
+        return pairSums(first, second)
+    }
+
+    /// Sums of neighbours: two of the first, then two of the second.
+    @inline(__always)
+    private static func pairSums(_ first: SIMD4<Float>, _ second: SIMD4<Float>) -> SIMD4<Float> {
+        let both = SIMD8(lowHalf: first, highHalf: second)
+        return both.evenHalf + both.oddHalf
+    }
+
+    /// Whether the sign bit is set in every lane.
+    @inline(__always)
+    static func areAllNegative(_ bits: Bits) -> Bool {
+        let four = bits.lowHalf & bits.highHalf
+        let two = four.lowHalf & four.highHalf
+        return two[0] & two[1] < 0
+    }
+
     /// The larger of both in every lane, for numbers whose difference is a number.
     @inline(__always)
     static func larger(_ a: Lanes, _ b: Lanes) -> Lanes {
@@ -42,7 +98,22 @@ enum VectorMath {
         return unsafeBitCast(bits & (isTiny ^ Bits(repeating: -1)), to: Lanes.self)
     }
 
-    /// Largest of a block's numbers.
+    /// e^x of numbers ≤ 0, in place.
+    static func exponentials(_ values: UnsafeMutableBufferPointer<Float>) {
+        guard let start = values.baseAddress else { return }
+        var index = 0
+        while index + width <= values.count {
+            let result = exponential(load(start + index))
+            UnsafeMutableRawPointer(start + index).storeBytes(of: result, as: Lanes.self)
+            index += width
+        }
+        while index < values.count {
+            values[index] = exponential(Lanes(repeating: values[index]))[0]
+            index += 1
+        }
+    }
+
+    /// Largest of a row's numbers.
     static func largest(_ values: UnsafeBufferPointer<Float>) -> Float {
         guard let start = values.baseAddress else { return -.infinity }
         var result = start[0]
@@ -84,5 +155,13 @@ enum VectorMath {
             index += 1
         }
         return total
+    }
+}
+
+extension VectorMath.Lanes {
+    var largest: Float {
+        var result = self[0]
+        for lane in 1..<VectorMath.width { result = Swift.max(result, self[lane]) }
+        return result
     }
 }

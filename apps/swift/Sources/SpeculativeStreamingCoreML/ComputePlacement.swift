@@ -11,15 +11,17 @@
             public var cost = 0.0
         }
 
+        /// Path of the package inside the bundle.
+        public let package: String
         public let function: String
         /// By device: `CPU`, `GPU`, `Neural Engine`.
         public let devices: [String: Share]
 
-        /// Asks Core ML for the plan of a function. Throws `backEnd` where there is none.
+        /// Asks Core ML for the plan of a package's function. Throws `backEnd` where there is none.
         public static func plan(
-            _ function: String, of functions: CoreMLFunctions, in bundle: SpeculativeBundle, options: CoreMLOptions
+            _ function: String, in package: String, of bundle: SpeculativeBundle, options: CoreMLOptions
         ) async throws -> ComputePlacement {
-            let compiled = try await options.cache.compiled(functions.package, of: bundle)
+            let compiled = try await options.cache.compiled(package, of: bundle)
             let configuration = MLModelConfiguration()
             configuration.functionName = function
             configuration.computeUnits = options.computeUnits
@@ -38,7 +40,7 @@
                 devices[name(usage.preferred), default: Share()].operations += 1
                 devices[name(usage.preferred), default: Share()].cost += plan.estimatedCost(of: operation)?.weight ?? 0
             }
-            return ComputePlacement(function: function, devices: devices)
+            return ComputePlacement(package: package, function: function, devices: devices)
         }
 
         private static func name(_ device: MLComputeDevice) -> String {

@@ -2,20 +2,20 @@
     import CoreML
     import SpeculativeStreaming
 
-    /// `StepModel` over a package's prefill and step functions. One sequence, one state.
+    /// `StepModel` over the prefill and step functions of a package, or of a chain of them. One sequence, one state
+    /// per package.
     ///
     /// A commit is lazy: it is remembered here and carried out at the start of the next step call
     /// (`ss_convert/coreml/interface.py`).
     public final class CoreMLStepModel: StepModel {
         public let limits: StepLimits
         public var wantsLogits = false
-        private let prefillFunction: LoadedFunction
-        private let stepFunction: LoadedFunction
+        private let prefillCall: ChainedCall
+        private let stepCall: ChainedCall
         private let chunk: Int
-        private let state: MLState
+        private let states: [MLState]
         private let stepInputs: StepInputs
         private let prefillInputs: PrefillInputs
-        private let stepOptions = MLPredictionOptions()
         private let hasLogits: Bool
         /// Committed positions.
         private var length = 0
@@ -25,7 +25,7 @@
         /// Stream logits of all nodes that the last step kept [K, γ, V], from a package that returns them.
         private var lastStreams: MLMultiArray?
 
-        /// Loads an adapter's functions, compiling the package the first time.
+        /// Loads an adapter's functions, compiling its packages the first time.
         ///
         /// Throws `noCoreMLPackage`, or `backEnd` with Core ML's message.
         public static func open(
@@ -40,25 +40,22 @@
         }
 
         private init(
-            _ prefill: LoadedFunction, _ step: LoadedFunction, _ functions: CoreMLFunctions,
+            _ prefill: FunctionChain, _ step: FunctionChain, _ functions: CoreMLFunctions,
             _ config: StreamSettings, _ options: CoreMLOptions
         ) throws {
             limits = StepLimits(
                 numNodes: functions.numNodes, numKept: functions.numKept, numStreams: config.numStreams,
                 context: functions.context)
-            prefillFunction = prefill
-            stepFunction = step
             chunk = functions.chunk
-            state = step.makeState()
+            states = step.makeStates()
             stepInputs = try StepInputs(limits, gated: config.mainAttendsStreams)
             prefillInputs = try PrefillInputs(chunk: chunk, context: functions.context)
-            let outputs = step.description.outputDescriptionsByName
-            hasLogits = outputs["logits"] != nil
-            guard options.usesOutputBackings else { return }
-            for name in ["stream_logits", "logits"] {
-                guard let shape = outputs[name]?.multiArrayConstraint?.shape, !shape.isEmpty else { continue }
-                stepOptions.outputBackings[name] = try MLMultiArray.halfOutput(shape.map(\.intValue))
-            }
+            stepCall = try ChainedCall(
+                step, inputs: stepInputs.features, reading: ["stream_logits", "logits"],
+                usesOutputBackings: options.usesOutputBackings)
+            prefillCall = try ChainedCall(
+                prefill, inputs: prefillInputs.features, usesOutputBackings: options.usesOutputBackings)
+            hasLogits = step.links.last?.function.description.outputDescriptionsByName["logits"] != nil
         }
 
         /// All but the last prompt token in chunks; the last one as a one-node tree with streams. The state is
@@ -74,7 +71,7 @@
                 try checkCancellation()
                 let part = tokens[start..<min(start + chunk, behind)]
                 prefillInputs.fill(part, length: length)
-                _ = try prefillFunction.predict(prefillInputs.features, state, MLPredictionOptions())
+                _ = try prefillCall.predict(states)
                 length += part.count
             }
             pending = PendingCommit(slot: length)
@@ -90,7 +87,7 @@
             }
             if wantsLogits, !hasLogits { throw SpeculativeError.noLogits }
             stepInputs.fill(tree, length: length, pending: pending)
-            let outputs = try stepFunction.predict(stepInputs.features, state, stepOptions)
+            let outputs = try stepCall.predict(states)
             // The call consumed the scratch rows of the step before.
             pending = PendingCommit(slot: length)
             let kept = try output("kept", outputs).readIntegers().prefix { $0 < tree.count }

@@ -71,20 +71,22 @@
         /// Forgets functions that no generator uses; those in use stay until their generator goes.
         public func releaseIdle() { held = [:] }
 
-        /// The functions of an adapter, loaded now if they are not yet.
+        /// The functions of an adapter in all packages of its model, loaded now if they are not yet.
         func functions(
             _ functions: CoreMLFunctions, of bundle: SpeculativeBundle, _ options: CoreMLOptions
-        ) async throws -> (prefill: LoadedFunction, step: LoadedFunction) {
+        ) async throws -> (prefill: FunctionChain, step: FunctionChain) {
             watchMemory()
-            if let parts = functions.parts, parts.count > 1 {
-                throw SpeculativeError.backEnd(
-                    "the model is split into \(parts.count) packages; this library runs one package")
+            var (prefill, step) = ([FunctionChain.Link](), [FunctionChain.Link]())
+            for (part, package) in functions.packages.enumerated() {
+                let compiled = try await options.cache.compiled(package, of: bundle)
+                let feeds = functions.packages.count > 1 ? functions.chain?[part] : nil
+                prefill.append(
+                    FunctionChain.Link(
+                        function: try await load(functions.prefill, compiled, options), feeds: feeds?.prefill))
+                step.append(
+                    FunctionChain.Link(function: try await load(functions.step, compiled, options), feeds: feeds?.step))
             }
-            let compiled = try await options.cache.compiled(functions.package, of: bundle)
-            return (
-                try await load(functions.prefill, compiled, options),
-                try await load(functions.step, compiled, options)
-            )
+            return (FunctionChain(links: prefill), FunctionChain(links: step))
         }
 
         private func load(_ name: String, _ compiled: URL, _ options: CoreMLOptions) async throws -> LoadedFunction {
@@ -117,7 +119,7 @@
             #if canImport(Darwin)
                 guard pressure == nil else { return }
                 let source = DispatchSource.makeMemoryPressureSource(eventMask: [.warning, .critical])
-                source.setEventHandler { [weak self] in Task { await self?.releaseIdle() } }
+                source.setEventHandler { [weak self] in Task { [weak self] in await self?.releaseIdle() } }
                 source.activate()
                 pressure = PressureSource(source: source)
             #endif

@@ -23,6 +23,19 @@
             tokenizer.encode(text: text, addSpecialTokens: false)
         }
 
+        public func encode(chat messages: [ChatMessage]) throws -> [Int] {
+            guard tokenizer.hasChatTemplate else {
+                return try encode(messages.map(\.content).joined(separator: "\n"))
+            }
+            do {
+                return try tokenizer.applyChatTemplate(
+                    messages: messages.map { ["role": $0.role.rawValue, "content": $0.content] })
+            } catch {
+                throw SpeculativeError.cannotEncode(
+                    reason: "the base's chat template refuses these messages: \(error.localizedDescription)")
+            }
+        }
+
         public func decode(_ tokens: [Int]) -> String {
             tokenizer.decode(tokens: tokens, skipSpecialTokens: true)
         }

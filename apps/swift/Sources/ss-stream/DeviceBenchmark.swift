@@ -39,9 +39,11 @@ extension Session {
                     tokensPerCall: perCall, tokensPerSecond: perSecond))
         }
         do {
-            for name in [functions.prefill, functions.step] {
-                report.placement.append(
-                    try await ComputePlacement.plan(name, of: functions, in: bundle, options: options))
+            for package in functions.packages {
+                for name in [functions.prefill, functions.step] {
+                    report.placement.append(
+                        try await ComputePlacement.plan(name, in: package, of: bundle, options: options))
+                }
             }
         } catch let error as SpeculativeError {
             report.placementUnavailable = error.description
@@ -61,7 +63,7 @@ extension Session {
             let devices = placement.devices.sorted { $0.key < $1.key }.map {
                 "\($0.key): \($0.value.operations) operations, \(String(format: "%.0f %%", 100 * $0.value.cost))"
             }
-            print("\(placement.function): \(devices.joined(separator: "; "))")
+            print("\(placement.package), \(placement.function): \(devices.joined(separator: "; "))")
         }
         if let reason = report.placementUnavailable { print(reason) }
     }

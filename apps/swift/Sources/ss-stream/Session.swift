@@ -131,7 +131,7 @@ struct Session {
     // MARK: - Validate
 
     func validate() async throws {
-        guard let golden = adapter.golden else {
+        guard let golden = adapter.packageGolden else {
             throw SpeculativeError.invalidSetting("adapter '\(adapter.app)' has no golden traces in this bundle")
         }
         let traces = try GoldenTraces.load(stem: bundle.url.appendingPathComponent(golden))

@@ -5,35 +5,6 @@ import Testing
 
 @testable import SpeculativeStreamingCoreML
 
-/// A tiny random bundle (12 nodes of which 9 are kept, context 96, chunks of 16, parent bias), which
-/// `make test-swift` writes with the answers that the Python step model gives on the same package.
-private struct TinyBundle {
-    struct Answer: Decodable {
-        let prompt: [Int]
-        let tokens: [Int]
-        let calls: Int
-        let text: String
-    }
-
-    let bundle: SpeculativeBundle
-    let answers: [Answer]
-    let options: CoreMLOptions
-    let tokenizer: ByteLevelDecoder
-
-    /// name: `bundle`, or `sampling`, whose package returns its logits.
-    init(_ name: String = "bundle") throws {
-        let folder = try #require(
-            ProcessInfo.processInfo.environment["SS_TINY_BUNDLE"],
-            "SS_TINY_BUNDLE names no folder; run these tests through make test-swift")
-        let url = URL(fileURLWithPath: folder)
-        bundle = try SpeculativeBundle(contentsOf: url.appendingPathComponent(name), verifyingChecksums: true)
-        answers = try JSONDecoder().decode(
-            [Answer].self, from: Data(contentsOf: url.appendingPathComponent("answers.json")))
-        options = CoreMLOptions(cache: CompiledPackageCache(folder: url.appendingPathComponent("compiled")))
-        tokenizer = try ByteLevelDecoder(tokenizerFile: bundle.url.appendingPathComponent("tokenizer.json"))
-    }
-}
-
 /// What the Python step model draws from the package that returns its logits.
 private struct SampledAnswers: Decodable {
     struct Run: Decodable {
@@ -137,6 +108,22 @@ private struct SampledAnswers: Decodable {
         #expect(try FileManager.default.attributesOfItem(atPath: second.path)[.modificationDate] as? Date == date)
     }
 
+    @Test func selectingAnAdapterTakesTheModelOver() async throws {
+        let tiny = try TinyBundle()
+        let generator = try await SpeculativeGenerator(
+            coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
+        var running = generator.stream(tokens: tiny.answers[1].prompt).makeAsyncIterator()
+        _ = try await running.next()
+        try await generator.select(adapter: "tiny", of: tiny.bundle, options: tiny.options)
+        await #expect(throws: SpeculativeError.superseded) { try await running.next() }
+        let found = try await generator.generate(
+            tokens: tiny.answers[0].prompt, options: GenerationOptions(maxTokens: 16))
+        #expect(found.tokens == tiny.answers[0].tokens)
+        await #expect(throws: SpeculativeError.unknownAdapter(name: "other", known: ["tiny"])) {
+            try await generator.select(adapter: "other", of: tiny.bundle, options: tiny.options)
+        }
+    }
+
     @Test func loadedFunctionsAreUsedAgain() async throws {
         let tiny = try TinyBundle()
         let functions = try #require(tiny.bundle.adapter().coreml)
@@ -144,7 +131,8 @@ private struct SampledAnswers: Decodable {
         let first = try await store.functions(functions, of: tiny.bundle, tiny.options)
         await store.releaseIdle()
         let second = try await store.functions(functions, of: tiny.bundle, tiny.options)
-        #expect(first.step === second.step, "a function in use outlives a memory warning")
-        #expect(first.step !== second.prefill)
+        let (step, again) = (first.step.links[0].function, second.step.links[0].function)
+        #expect(step === again, "a function in use outlives a memory warning")
+        #expect(step !== second.prefill.links[0].function)
     }
 }

@@ -9,6 +9,15 @@ struct Letters: TextTokenizer {
     func decode(_ tokens: [Int]) -> String { String(decoding: tokens.map { UInt8($0 + 97) }, as: UTF8.self) }
 }
 
+/// Writes a beginning of text and a letter for the role before each message.
+private struct Templated: TextTokenizer {
+    func encode(_ text: String) throws -> [Int] { try Letters().encode(text) }
+    func decode(_ tokens: [Int]) -> String { Letters().decode(tokens) }
+    func encode(chat messages: [ChatMessage]) throws -> [Int] {
+        try [3] + messages.flatMap { try [$0.role == .user ? 20 : 18] + encode($0.content) }
+    }
+}
+
 private let manifest = """
     {"format_version": 1, "architecture": {"family": "llama", "vocab_size": 26, "bos_id": null, "eos_ids": []},
      "adapters": {"app": {"app": "app", "config": {"mode": "lossless", "num_streams": 3,
@@ -100,6 +109,28 @@ private func makeGenerator(
         _ = try await second.next()
         await #expect(throws: SpeculativeError.superseded) { try await first.next() }
         #expect(try await second.next() != nil)
+    }
+
+    @Test func conversationsGoThroughTheChatTemplate() async throws {
+        let folder = try Folder([
+            "manifest.json": manifest.replacingOccurrences(of: "STOPS", with: "[]")
+                .replacingOccurrences(of: "\"bos_id\": null", with: "\"bos_id\": 3")
+        ])
+        let bundle = try SpeculativeBundle(contentsOf: folder.url)
+        func generator(_ tokenizer: any TextTokenizer) throws -> SpeculativeGenerator {
+            let model = HashModel(
+                key: 99, vocabulary: 26, limits: StepLimits(numNodes: 8, numKept: 8, numStreams: 3, context: 64))
+            return SpeculativeGenerator(
+                model: model, bundle: bundle, adapter: try bundle.adapter(), drafter: try Drafter(numNodes: 8),
+                tokenizer: tokenizer)
+        }
+        let messages = [ChatMessage(.system, "ab"), ChatMessage(.user, "cd")]
+        #expect(try generator(Letters()).tokens(of: messages) == [3, 0, 1, 10 - 97, 2, 3])
+        let templated = try generator(Templated())
+        #expect(try templated.tokens(of: messages) == [3, 18, 0, 1, 20, 2, 3])
+        var text = ""
+        for try await step in templated.stream(messages) { text += step.text }
+        #expect(try await templated.generate(tokens: [3, 18, 0, 1, 20, 2, 3]).text == text)
     }
 
     @Test func samplingNeedsLogits() async throws {

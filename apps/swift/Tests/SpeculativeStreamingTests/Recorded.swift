@@ -57,13 +57,19 @@ func hashLogits(key: UInt64, rows: Int, vocabulary: Int, ties: Bool = false) -> 
     return LogitRows(rows: rows, vocabulary: vocabulary, values: values)
 }
 
-/// The parent bias of a key, nil for rank 0.
-func hashBias(key: UInt64, vocabulary: Int, rank: Int) -> ParentBias? {
-    guard rank > 0 else { return nil }
+/// u and v [V, rank] of a key.
+func hashFactors(key: UInt64, vocabulary: Int, rank: Int) -> (u: [Float], v: [Float]) {
     let factors = [key &+ 1, key &+ 2].map { key in
         (0..<vocabulary * rank).map { Float(splitmix64(key ^ splitmix64(UInt64($0))) >> 40) * 0x1p-23 - 1 }
     }
-    return ParentBias(u: factors[0], v: factors[1], rank: rank)
+    return (factors[0], factors[1])
+}
+
+/// The parent bias of a key, nil for rank 0.
+func hashBias(key: UInt64, vocabulary: Int, rank: Int) -> ParentBias? {
+    guard rank > 0 else { return nil }
+    let factors = hashFactors(key: key, vocabulary: vocabulary, rank: rank)
+    return ParentBias(u: factors.u, v: factors.v, rank: rank)
 }
 
 /// Shapes by the number the exporter gives them.

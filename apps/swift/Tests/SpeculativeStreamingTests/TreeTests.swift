@@ -60,6 +60,27 @@ import Testing
         #expect(tree.parents == [-1, 0, 0, 1, 2, 1, 2])
     }
 
+    /// Trees of flat, peaked and strongly biased distributions, against a search that ranks every parent over the
+    /// whole vocabulary in double precision.
+    @Test func leavingOutHopelessParentsChangesNoTree() throws {
+        var leftOut = 0
+        for key in UInt64(1)...24 {
+            let (vocabulary, rank) = (509, 5)
+            let spread = Float([0.3, 1, 2][Int(key % 3)])
+            let logits = LogitRows(
+                rows: 3, vocabulary: vocabulary,
+                values: hashLogits(key: key, rows: 3, vocabulary: vocabulary).values.map { $0 * spread })
+            let bias = try #require(hashBias(key: key, vocabulary: vocabulary, rank: rank))
+            let tree = try Drafter(numNodes: 16, parentBias: bias).grow(root: 7, streamLogits: logits)
+            let naive = NaiveSearch(key: key, vocabulary: vocabulary, rank: rank, logits: logits)
+            let expected = naive.tree(root: 7, numNodes: 16)
+            #expect(tree.tokens == expected.tokens, "key \(key)")
+            #expect(tree.parents == expected.parents, "key \(key)")
+            leftOut += naive.countHopeless(expected, bias)
+        }
+        #expect(leftOut > 50, "the bound must spare most parents without children")
+    }
+
     @Test func logProbabilitiesAreNormalised() {
         let logits = hashLogits(key: 5, rows: 1, vocabulary: 1003)
         var ranker = ChildRanker()

@@ -113,6 +113,7 @@ public final class MLModel {
         from input: any MLFeatureProvider, using state: MLState,
         options: MLPredictionOptions = MLPredictionOptions()
     ) throws -> any MLFeatureProvider {
+        guard state.server === server else { throw StandInError("\(function): a state of another package") }
         var inputs: [String: MLMultiArray] = [:]
         for (name, description) in modelDescription.inputDescriptionsByName {
             guard let array = input.featureValue(for: name)?.multiArrayValue else {
