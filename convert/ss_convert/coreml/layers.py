@@ -18,6 +18,7 @@ from ss_convert.coreml.layout import LAYOUTS
 from ss_convert.coreml.layout import slices as split
 from ss_convert.coreml.options import CoreMLOptions
 from ss_convert.coreml.parts import Part, whole
+from ss_convert.coreml.tables import RotaryTable
 from ss_convert.coreml.weights import ExportWeights
 from ss_device.architecture import Architecture, block_of
 
@@ -275,9 +276,18 @@ def soft_cap(x, cap: float | None):
     return mb.mul(x=mb.tanh(x=mb.real_div(x=x, y=np.float16(cap))), y=np.float16(cap))
 
 
-def gather_rotary(table, positions):
-    """Rows of `tables.rotary_table` at positions [n], in fp16: [n, 4·rotated]."""
-    return mb.cast(x=mb.gather(x=table, indices=positions, axis=0), dtype="fp16")
+def gather_rotary(table: RotaryTable, positions):
+    """fp16 [n, 4·rotated]: query cosine and sine, then key cosine and sine, at positions [n].
+
+    The query half carries the queries' scale, so that no rounded scale constant is needed. The first
+    half of each sine is negated: rotate(x) = x·cos + swap_halves(x)·sine.
+    """
+    rows = mb.gather(x=table.values, indices=positions, axis=0)
+    cosine, sine = split(rows, [rows.shape[1] // 2] * 2, axis=1)
+    negated = mb.mul(x=sine, y=np.float32(-1))
+    keys = mb.concat(values=[cosine, cosine, negated, sine], axis=1)
+    both = mb.concat(values=[mb.mul(x=keys, y=table.scale), keys], axis=1)
+    return mb.cast(x=both, dtype="fp16")
 
 
 def gather_tables(tables: dict, positions) -> dict:
