@@ -26,7 +26,7 @@ from ss_device.bundle import open_bundle
 from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
 from ss_runtime.validate_command import main as ss_validate
 
-TREES = ("best-first:32", "best-first+lookup:32")
+TREES = ("best-first:32",)
 FIGURES = {"exact_match": "exact match", "rougeLsum": "ROUGE-Lsum"}
 
 
@@ -131,7 +131,7 @@ def agreement(row: dict) -> list[str]:
 
 
 def quality(found: dict) -> str:
-    """Two cells: the metric with its 95 % interval and prompts, and tokens per call of both trees."""
+    """Two cells: the metric with its 95 % interval and prompts, and tokens per call."""
     figure = next(name for name in FIGURES if name in found)
     low, high = found[f"{figure}_interval"]
     trees = [found["trees"][tree] for tree in TREES]
