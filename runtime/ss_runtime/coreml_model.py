@@ -200,17 +200,20 @@ def _verified(tree: DraftTree, outputs: Mapping[str, np.ndarray], choose: Choose
 
 
 def open_executor_model(
-    bundle: Bundle, adapter: BundledAdapter, arithmetic: str = "float16"
+    bundle: Bundle, adapter: BundledAdapter, arithmetic: str = "float16", keep_weights: bool = True
 ) -> CoreMLStepModel:
     """The adapter's package on the reference executor (any system, slow).
 
     arithmetic: `float16` rounds as the package stores, `float32` shows the graph without rounding.
+    keep_weights: False decodes large weights anew for every call, for models that memory holds once.
     """
     from ss_convert.coreml.executor import load_package
 
     functions = _functions(bundle, adapter)
     packages = [load_package(bundle.path / name) for name in functions.packages]
-    engines = chained(functions, lambda part, name: packages[part].program(name, arithmetic))
+    engines = chained(
+        functions, lambda part, name: packages[part].program(name, arithmetic, keep_weights)
+    )
     return CoreMLStepModel(*engines, functions, adapter.config, bundle.manifest.architecture)
 
 
