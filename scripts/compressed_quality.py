@@ -85,7 +85,8 @@ def measure(form: str, app: str, arguments: argparse.Namespace) -> None:
     print(f"{form} {app}", file=sys.stderr)
     bundle, models = open_bundle(arguments.folder / form / "bundle"), models_folder()
     base = open_base(models / "base" / bundle.manifest.base.name)
-    packages = [bundle.path / name for name in bundle.adapter(app).coreml.packages]
+    functions = bundle.adapter(app).coreml
+    packages = [bundle.path / name for name in functions.packages]
     found = replay_adapter(
         models / "adapters" / app,
         base.path,
@@ -94,7 +95,7 @@ def measure(form: str, app: str, arguments: argparse.Namespace) -> None:
         [TreeChoice.parse(tree) for tree in TREES],
         arguments.limit,
         longest_prompt=arguments.longest_prompt,
-        weights=stored_weights(packages, app, base.weights(), base.architecture),
+        weights=stored_weights(packages, functions.step, base.weights(), base.architecture),
     )
     write_json(done, {"limit": arguments.limit, **found})
 

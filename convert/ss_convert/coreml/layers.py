@@ -226,8 +226,10 @@ class Decoder:
         out = self.project(layer, "o", self.layout.from_heads(mixed), correction)
         return self.post_norm(out, f"layers.{layer}.attn_post_norm"), (k, v)
 
-    def low_rank(self, rows, down: np.ndarray, up: np.ndarray, scale: float = 1.0):
-        """scale · up(down(rows)), no activation. down [r, in], up [out, r] in fp16."""
+    def low_rank(self, rows, down, up, scale=1.0):
+        """scale · up(down(rows)), no activation. down [r, in], up [out, r]: fp16, constants or inputs."""
+        if not isinstance(down, np.ndarray):
+            return self._low_rank_of_inputs(rows, down, up, scale)
         scaled = up.astype(np.float32) * np.float32(scale)
         exact = np.array_equal(scaled.astype(np.float16).astype(np.float32), scaled)
         factor = scaled.astype(np.float16) if exact else up
@@ -236,6 +238,13 @@ class Decoder:
         out = self.layout.product(inner, factor.reshape(factor.shape + ones))
         # A scale that is no power of two would round every weight; rounding the scale alone is closer.
         return out if exact else mb.mul(x=out, y=np.float16(scale))
+
+    def _low_rank_of_inputs(self, rows, down, up, scale):
+        """The same as matrix products: a convolution wants constant weights. scale: input or number."""
+        inner = mb.matmul(x=self.layout.leave(rows), y=down, transpose_y=True)
+        out = mb.matmul(x=inner, y=up, transpose_y=True)
+        out = times(out, scale) if isinstance(scale, float) else mb.mul(x=out, y=scale)
+        return self.layout.enter(out)
 
     def post_norm(self, rows, name: str):
         """The norm of a block's output, where the architecture has one."""
