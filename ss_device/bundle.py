@@ -48,6 +48,8 @@ class CoreMLFunctions:
     and `stream_logits` of all kept nodes [K, γ, V];
     parts: packages in the order in which they run, `package` being the first, () for one package;
     chain: how each of them is fed, its functions having the same names in every part;
+    lora: `baked` (constants of the adapter's functions) or `inputs`: functions that adapters share, to
+    which the host passes the adapter's tensors, LoRA padded to lora_rank (`adapter_inputs.py`);
     golden: traces of the reference with the weights as the package stores them, where they differ from
     the base's.
     """
@@ -67,6 +69,8 @@ class CoreMLFunctions:
     parts: tuple[str, ...] = ()
     chain: tuple[PartLink, ...] = ()
     golden: str | None = None
+    lora: str = "baked"
+    lora_rank: int = 0
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> No
     from ss_runtime.validation import Replay, golden_of, has_exact_weights, replay
 
     try:
-        model = open_executor_model(bundle, entry, arithmetic="float32")
+        model = open_executor_model(bundle, entry, "float32", keep_weights=False)
     except ExecutorError as error:
         raise UserError(f"check failed: the Core ML package cannot be read back: {error}") from error
     if (golden := golden_of(entry, "executor")) is None:

@@ -134,6 +134,18 @@ def _add_form(group) -> None:
         help="how embedding and head are stored (default: fp16 with fp16, else int8)",
     )
     add(
+        "--lora",
+        choices=CHOICES["lora"],
+        help="adapters as constants of functions of their own, or as inputs of functions that all share "
+        "(shared mode only; default baked)",
+    )
+    add(
+        "--lora-rank",
+        type=positive,
+        metavar="R",
+        help="rank that LoRA inputs are padded to (default: the largest, up to a multiple of 32)",
+    )
+    add(
         "--sampling",
         action="store_true",
         default=None,

@@ -90,6 +90,8 @@ def _write_files(plan: Plan, stages: Stages, folder: Path, weights: WeightSource
                 f"coreml {planned.app}",
                 lambda planned=planned: coreml_stage.write_functions(plan, planned, folder, weights),
             )
+        # What follows works on files, and the check needs memory of its own.
+        weights.release()
         results["coreml"] = stages.run("coreml", lambda: coreml_stage.merge(plan, folder), "coreml")
         results["sizes"] = stages.run("sizes", lambda: coreml_stage.sizes(plan, folder, results["coreml"]))
     for planned in plan.adapters:

@@ -16,7 +16,12 @@ FUNCTIONS = "functions"
 
 
 def write_functions(plan: Plan, planned: PlannedAdapter, folder: Path, weights: WeightSource) -> dict:
-    """Build an adapter's functions, part by part, and save each as a package of its own."""
+    """Build an adapter's functions, part by part, and save each as a package of its own.
+
+    Functions that take adapters as inputs are built once, with the first adapter.
+    """
+    if not _is_built(plan, planned):
+        return {}
     _require_coremltools()
     from ss_convert.coreml.convert import build_programs
     from ss_convert.coreml.package import save_functions
@@ -29,6 +34,11 @@ def write_functions(plan: Plan, planned: PlannedAdapter, folder: Path, weights: 
         programs = build_programs(architecture, stored, planned.adapter, options, part)
         save_functions(programs, _functions_folder(folder, planned.app, index))
     return {}
+
+
+def _is_built(plan: Plan, planned: PlannedAdapter) -> bool:
+    """Whether the adapter needs functions that are not there: where adapters are inputs, the first one."""
+    return planned.options.lora == "baked" or (plan.into is None and planned is plan.adapters[0])
 
 
 def _functions_folder(folder: Path, app: str, part: int) -> Path:
@@ -67,15 +77,18 @@ def _kept_adapters(plan: Plan) -> dict[str, BundledAdapter]:
 
 def _sources(plan: Plan, folder: Path, part: int) -> dict[str, tuple[Path, str]]:
     """Function → (package, its function there) of all functions of a part."""
-    from ss_convert.coreml.interface import function_names
+    from ss_convert.coreml.interface import functions_of
     from ss_convert.coreml.package import function_path
 
     sources: dict[str, tuple[Path, str]] = {}
-    for entry in _kept_adapters(plan).values():
+    kept = _kept_adapters(plan)
+    if plan.into is not None and plan.form.lora == "inputs":
+        kept = {app: entry for app, entry in plan.into.manifest.adapters.items() if entry.coreml}
+    for entry in kept.values():
         package = plan.into.path / entry.coreml.packages[part]
         sources |= {name: (package, name) for name in (entry.coreml.prefill, entry.coreml.step)}
     for planned in plan.adapters:
-        for name in function_names(planned.app):
+        for name in functions_of(planned.app, planned.options) if _is_built(plan, planned) else ():
             own = _functions_folder(folder, planned.app, part)
             sources[name] = (function_path(own, name), "main")
     return sources
@@ -85,7 +98,10 @@ def sizes(plan: Plan, folder: Path, functions: dict[str, dict]) -> dict:
     """What the packages' weights take (`audit.report.package_sizes`); functions: the result of `merge`."""
     from ss_convert.audit.report import package_sizes
 
-    apps = {entry[kind]: app for app, entry in functions.items() for kind in ("prefill", "step")}
+    apps: dict[str, str] = {}
+    for app, entry in functions.items():
+        for kind in ("prefill", "step"):
+            apps[entry[kind]] = f"{apps[entry[kind]]}, {app}" if entry[kind] in apps else app
     return package_sizes([folder / package for package in plan.packages], apps)
 
 

@@ -32,6 +32,8 @@ class Form:
     pad_state: bool | None = None
     parts: int | str | None = None
     cuts: tuple[int, ...] | None = None
+    lora: str | None = None
+    lora_rank: int | None = None
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -61,6 +63,8 @@ def resolve_form(form: Form, base: BaseFolder, preset: str | None = None) -> For
         "sampling": False,
         "parts": 1,
         "cuts": (),
+        "lora": "baked",
+        "lora_rank": 0,
         **{name: getattr(CoreMLOptions, name) for name in GRAPH_CHOICES},
         **(PRESETS[preset] if preset else {}),
     }

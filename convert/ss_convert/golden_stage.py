@@ -49,12 +49,14 @@ def _record(plan: Plan, planned: PlannedAdapter, weights: dict | None = None):
 
 
 def _write_stored(plan: Plan, planned: PlannedAdapter, folder: Path) -> str:
+    from ss_convert.coreml.interface import functions_of
     from ss_convert.stored_weights import stored_weights
 
     stem = f"{STORED}/{planned.app}"
     (folder / STORED).mkdir(exist_ok=True)
     architecture = plan.base.architecture
     packages = [folder / package for package in plan.packages]
-    weights = stored_weights(packages, planned.app, plan.base.weights(), architecture)
+    step = functions_of(planned.app, planned.options)[1]
+    weights = stored_weights(packages, step, plan.base.weights(), architecture)
     save_traces(_record(plan, planned, weights), folder / stem)
     return stem

@@ -13,6 +13,7 @@ from ss_convert.coreml.interface import function_names
 from ss_convert.coreml.options import CoreMLOptions, check_adapter
 from ss_convert.coreml.parts import part_names
 from ss_convert.form import Form, form_of_bundle, resolve_form
+from ss_convert.lora_inputs import check_shared_functions, with_lora_rank
 from ss_device.adapter import Adapter, find_adapter, find_base, load_adapter
 from ss_device.base_model import BaseFolder, models_folder, open_base
 from ss_device.bundle import MANIFEST, Bundle, open_bundle
@@ -95,7 +96,6 @@ def plan_conversion(request: Request) -> Plan:
     for adapter in adapters:
         adapter.check_base(base)
     into = _open_into(request, base)
-    _check_names(adapters, into)
     targets = _targets(request, into)
     if "coreml" in targets:
         for adapter in adapters:
@@ -105,10 +105,13 @@ def plan_conversion(request: Request) -> Plan:
         if into is None
         else form_of_bundle(into, request.form)
     )
+    _check_names(adapters, into, form)
+    form = with_lora_rank(form, adapters)
     planned = tuple(
         _planned(request, adapter, folder, base, form)
         for adapter, folder in zip(adapters, folders, strict=True)
     )
+    check_shared_functions(planned, into)
     if into is None:
         form, planned = _divided(form, planned, base)
     return Plan(
@@ -164,14 +167,16 @@ def _open_into(request: Request, base: BaseFolder) -> Bundle | None:
     return bundle
 
 
-def _check_names(adapters: list[Adapter], into: Bundle | None) -> None:
-    """Adapters and their functions need names of their own."""
+def _check_names(adapters: list[Adapter], into: Bundle | None, form: Form) -> None:
+    """Adapters and, where they are constants, their functions need names of their own."""
     owners = {} if into is None else {function_names(app): app for app in into.manifest.adapters}
     seen: set[str] = set()
     for adapter in adapters:
         if adapter.app in seen:
             raise UserError(f"adapter '{adapter.app}' is named twice")
         seen.add(adapter.app)
+        if form.lora == "inputs":
+            continue
         other = owners.setdefault(function_names(adapter.app), adapter.app)
         if other != adapter.app:
             raise UserError(

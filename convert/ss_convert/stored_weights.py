@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ss_convert.coreml.interface import function_names
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
 
@@ -20,18 +19,18 @@ HEAD_PART = "head_part_"
 
 def stored_weights(
     packages: Path | Sequence[Path],
-    app: str,
+    function: str,
     weights: dict[str, np.ndarray],
     architecture: Architecture,
 ) -> dict[str, np.ndarray]:
-    """Canonical base weights in float32 as the application's step function uses them.
+    """Canonical base weights in float32 as one of its functions uses them, a step by its name.
 
     packages: the package, or those of all parts.
     weights: the base's own, rounded to fp16 where the package stores them uncompressed. Raises
     UserError when a constant of the package has another size than its weight.
     """
     packages = [packages] if isinstance(packages, Path) else list(packages)
-    compressed = _all_constants(packages, function_names(app)[1])
+    compressed = _all_constants(packages, function)
     _join_head(compressed, architecture)
     found = {}
     for name, values in weights.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,3 +31,8 @@ class WeightSource:
         if self._stored is None:
             self._stored = base_weights(self._base.architecture, self.get(), options)
         return self._stored
+
+    def release(self) -> None:
+        """Let go of what `stored` made, and of programs that were built from it and refer to themselves."""
+        self._stored = None
+        gc.collect()

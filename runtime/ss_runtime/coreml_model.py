@@ -13,11 +13,13 @@ from typing import Protocol
 import numpy as np
 
 from ss_device.acceptance import walk
+from ss_device.adapter_inputs import for_prefill, input_values
 from ss_device.architecture import Architecture
 from ss_device.bundle import Bundle, BundledAdapter, CoreMLFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
+from ss_device.files import read_tensors
 from ss_device.tree import DraftTree, root_only
 
 MASKED = np.float16(-1e4)
@@ -59,7 +61,8 @@ class CoreMLStepModel:
     """StepModel over a package's two functions, or those of a chain (ARCHITECTURE.md). One sequence.
 
     A commit is lazy: it is remembered here and carried out at the start of the next step call. `choose`
-    needs a package made with `--sampling`: only its limits are not `greedy_only`.
+    needs a package made with `--sampling`: only its limits are not `greedy_only`. adapter_inputs: the
+    adapter's tensors for functions that take them (`ss_device/adapter_inputs.py`).
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class CoreMLStepModel:
         functions: CoreMLFunctions,
         config: SpeculativeConfig,
         architecture: Architecture,
+        adapter_inputs: Mapping[str, np.ndarray] | None = None,
     ) -> None:
+        self._adapter = dict(adapter_inputs or {})
         self.functions = functions
         self.architecture = architecture
         self.limits = StepLimits(
@@ -166,7 +171,7 @@ class CoreMLStepModel:
             inputs["commit_rows"] = _padded(rows, size, -1)
         if self._gated:
             inputs["stream_gate"] = np.zeros(1, np.float16)
-        return inputs
+        return inputs | self._adapter
 
     def _prefill_chunk(self, tokens: Sequence[int]) -> None:
         size, context = self.functions.chunk, self.limits.context
@@ -177,6 +182,7 @@ class CoreMLStepModel:
             "tokens": _padded(np.asarray(tokens, np.int32), size, tokens[-1])[None],
             "position": np.array([self._length], np.int32),
             "mask": mask,
+            **for_prefill(self._adapter),
         }
         self._prefill_engine.predict(inputs, self._state)
         self._length += len(tokens)
@@ -200,18 +206,22 @@ def _verified(tree: DraftTree, outputs: Mapping[str, np.ndarray], choose: Choose
 
 
 def open_executor_model(
-    bundle: Bundle, adapter: BundledAdapter, arithmetic: str = "float16"
+    bundle: Bundle, adapter: BundledAdapter, arithmetic: str = "float16", keep_weights: bool = True
 ) -> CoreMLStepModel:
     """The adapter's package on the reference executor (any system, slow).
 
     arithmetic: `float16` rounds as the package stores, `float32` shows the graph without rounding.
+    keep_weights: False decodes large weights anew for every call, for models that memory holds once.
     """
     from ss_convert.coreml.executor import load_package
 
     functions = _functions(bundle, adapter)
     packages = [load_package(bundle.path / name) for name in functions.packages]
-    engines = chained(functions, lambda part, name: packages[part].program(name, arithmetic))
-    return CoreMLStepModel(*engines, functions, adapter.config, bundle.manifest.architecture)
+    engines = chained(
+        functions, lambda part, name: packages[part].program(name, arithmetic, keep_weights)
+    )
+    architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
+    return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
 
 
 def open_coreml_model(bundle: Bundle, adapter: BundledAdapter) -> CoreMLStepModel:
@@ -224,7 +234,22 @@ def open_coreml_model(bundle: Bundle, adapter: BundledAdapter) -> CoreMLStepMode
         )
     paths = [bundle.path / name for name in functions.packages]
     engines = chained(functions, lambda part, name: _CoreMLEngine(paths[part], name))
-    return CoreMLStepModel(*engines, functions, adapter.config, bundle.manifest.architecture)
+    architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
+    return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
+
+
+def _adapter_inputs(bundle: Bundle, adapter: BundledAdapter) -> dict[str, np.ndarray]:
+    """What functions that all adapters share are to be given for this one; {} where it has its own."""
+    functions = adapter.coreml
+    if functions is None or functions.lora != "inputs":
+        return {}
+    return input_values(
+        read_tensors(bundle.path / adapter.tensor_file),
+        adapter.config,
+        bundle.manifest.architecture,
+        functions.lora_rank,
+        functions.num_kept < functions.num_nodes,
+    )
 
 
 def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine]) -> tuple[Engine, Engine]:

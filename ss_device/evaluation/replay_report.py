@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from ss_device.adapter import Adapter, load_adapter
@@ -22,6 +23,7 @@ from ss_device.evaluation.replay import replay
 from ss_device.evaluation.stopping import text_before_stop
 from ss_device.json_lines import read_json_lines
 from ss_device.prompt_lookup import PromptLookup
+from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import Continuation
@@ -80,6 +82,7 @@ def replay_adapter(
     max_tokens: int | None = None,
     longest_prompt: int | None = None,
     report: Callable[[dict], None] = lambda record: None,
+    weights: Mapping[str, np.ndarray] | None = None,
 ) -> dict:
     """Acceptance of an adapter on `limit` prompts of `data` for every tree (see `replay`), and the metric.
 
@@ -94,9 +97,10 @@ def replay_adapter(
     shape = base.architecture
     max_tokens = max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
-    model = load_stream_model(base, adapter)
+    model = load_stream_model(base, adapter) if weights is None else with_weights(base, weights, adapter)
     settings = Continuation(max_tokens, stop_strings=app.stop_strings)
-    outputs = _own_texts(model, adapter, tokenizer, tests, continuations, settings, report)
+    made_from = _made_from(adapter, weights)
+    outputs = _own_texts(model, tokenizer, tests, continuations, settings, made_from, report)
     drafters, ends = [t.drafter(adapter) for t in trees], frozenset(shape.eos_ids)
     counts = replay(
         model, drafters, tests.ids, outputs, ends, max_tokens,
@@ -132,16 +136,25 @@ def _summary(counts: Sequence[AcceptanceCounts], loops: Sequence[bool]) -> dict:
     return {**everything.summary(), "without_repetition": without}
 
 
-def _own_texts(model, adapter, tokenizer, tests, path, settings, report) -> list[list[int]]:
-    """The model's own greedy continuations of test prompts, kept in the file `path`."""
+def _made_from(adapter: Adapter, weights: Mapping[str, np.ndarray] | None) -> dict:
+    """What decides the model's own text: application, base, other weights, and LoRA (shared mode)."""
     made_from: dict = {"app": adapter.app, "base": adapter.base.to_dict()}
+    if weights is not None:
+        made_from["weights"] = _digest(weights[name] for name in sorted(weights))
     if adapter.lora:
-        # Shared mode: the text is this adapter's own.
-        parts = hashlib.sha256()
-        for name in sorted(adapter.lora):
-            for factor in adapter.lora[name]:
-                parts.update(factor.tobytes())
-        made_from["lora"] = parts.hexdigest()
+        made_from["lora"] = _digest(f for name in sorted(adapter.lora) for f in adapter.lora[name])
+    return made_from
+
+
+def _digest(arrays: Iterable[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _own_texts(model, tokenizer, tests, path, settings, made_from, report) -> list[list[int]]:
+    """The model's own greedy continuations of test prompts, kept in the file `path`."""
     asked = [Prompt(tuple(ids), q.text) for q, ids in zip(tests.questions, tests.ids, strict=True)]
     ends = model.architecture.eos_ids
     distill(model.base, tokenizer, asked, path, ends, settings, made_from, report=report)

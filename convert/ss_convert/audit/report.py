@@ -127,7 +127,8 @@ def _owners(source: Path) -> dict[Path, dict[str, str]]:
     for app, entry in open_bundle(source).manifest.adapters.items():
         for package in () if entry.coreml is None else entry.coreml.packages:
             apps = owners.setdefault(source / package, {})
-            apps |= {entry.coreml.prefill: app, entry.coreml.step: app}
+            for name in (entry.coreml.prefill, entry.coreml.step):
+                apps[name] = f"{apps[name]}, {app}" if name in apps else app
     if not owners:
         raise UserError(f"{source}: has no Core ML package (ss-convert --target coreml)")
     return owners

@@ -11,8 +11,9 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
+from ss_convert.coreml.adapter_inputs import InputWeights, adapter_shapes
 from ss_convert.coreml.attention import for_attention
-from ss_convert.coreml.interface import STATE, Shapes, function_names, num_slots
+from ss_convert.coreml.interface import STATE, Shapes, functions_of, num_slots
 from ss_convert.coreml.layers import Decoder
 from ss_convert.coreml.options import CoreMLOptions, check_adapter
 from ss_convert.coreml.package import save_package
@@ -79,7 +80,7 @@ def describe(
 
     packages: paths inside the bundle, one per part.
     """
-    prefill, step = function_names(adapter.app)
+    prefill, step = functions_of(adapter.app, options)
     parts = parts_of(architecture, options.cuts)
     several = len(parts) > 1
     return CoreMLFunctions(
@@ -97,6 +98,8 @@ def describe(
         embedding_weights=options.embedding_weights,
         sampling=options.sampling,
         graph=options.graph(),
+        lora=options.lora,
+        lora_rank=options.lora_rank,
     )
 
 
@@ -122,25 +125,35 @@ def build_programs(
     options.check(architecture)
     check_adapter(adapter)
     config, part = adapter.config, part or whole(architecture)
-    constants = ExportWeights(architecture, weights, adapter)
+    if not isinstance(weights, BaseWeights):
+        weights = base_weights(architecture, weights, options)
+    baked = ExportWeights(architecture, weights, adapter) if options.lora == "baked" else None
+    for_prefill, for_step = adapter_shapes(config, architecture, options)
     scaled = for_attention(architecture, options.attention)
     # Room for the streams, rounded up so that adapters with other γ share the table.
     ahead = -(-(config.num_streams + 1) // 8) * 8
     tables = rotary_tables(scaled, num_slots(options) + ahead, options.context)
     tables = {window: tables[window] for window in part.windows(architecture)}
-    prefill, step = function_names(adapter.app)
+    prefill, step = functions_of(adapter.app, options)
+
+    def decoder(inputs: dict) -> Decoder:
+        constants = baked or InputWeights(architecture, weights, adapter, inputs)
+        return Decoder(architecture, constants, options, part)
 
     def prefill_body(inputs: dict) -> dict:
-        return build_prefill(Decoder(architecture, constants, options, part), options, tables, inputs)
+        return build_prefill(decoder(inputs), options, tables, inputs)
 
     def step_body(inputs: dict) -> dict:
-        decoder = Decoder(architecture, constants, options, part)
-        return build_step(decoder, config, options, tables, inputs)
+        return build_step(decoder(inputs), config, options, tables, inputs)
 
     state = part_state_shape(architecture, options, part)
     return {
-        prefill: _program(part_prefill_inputs(architecture, options, part), state, prefill_body),
-        step: _program(part_step_inputs(config, architecture, options, part), state, step_body),
+        prefill: _program(
+            part_prefill_inputs(architecture, options, part) | for_prefill, state, prefill_body
+        ),
+        step: _program(
+            part_step_inputs(config, architecture, options, part) | for_step, state, step_body
+        ),
     }
 
 

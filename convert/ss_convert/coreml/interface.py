@@ -33,7 +33,8 @@ State (shared by all functions)
                                       node where its own walk ends and commits its own path; `chosen` and
                                       `accepted` are the greedy ones
 
-A decoder in several packages: `part_interface.py`.
+A decoder in several packages: `part_interface.py`. With `--lora inputs` the functions are called
+`adapter_prefill` and `adapter_step` and also take the adapter's tensors (`ss_device/adapter_inputs.py`).
 
 Masks say nothing of sliding windows: the functions hide from layers with a window what lies further
 back than it, by the positions they are given, slot s counting as position s.
@@ -63,6 +64,11 @@ def function_names(app: str) -> tuple[str, str]:
     stem = re.sub(r"\W", "_", app, flags=re.ASCII)
     stem = f"app_{stem}" if not stem or stem[0].isdigit() else stem
     return f"{stem}_prefill", f"{stem}_step"
+
+
+def functions_of(app: str, options: CoreMLOptions) -> tuple[str, str]:
+    """Names of the functions that run an application: its own, or those that all adapters are inputs of."""
+    return function_names("adapter" if options.lora == "inputs" else app)
 
 
 def num_slots(options: CoreMLOptions) -> int:

@@ -18,6 +18,7 @@ from ss_convert.coreml.layout import LAYOUTS
 from ss_convert.coreml.layout import slices as split
 from ss_convert.coreml.options import CoreMLOptions
 from ss_convert.coreml.parts import Part, whole
+from ss_convert.coreml.tables import RotaryTable
 from ss_convert.coreml.weights import ExportWeights
 from ss_device.architecture import Architecture, block_of
 
@@ -225,8 +226,10 @@ class Decoder:
         out = self.project(layer, "o", self.layout.from_heads(mixed), correction)
         return self.post_norm(out, f"layers.{layer}.attn_post_norm"), (k, v)
 
-    def low_rank(self, rows, down: np.ndarray, up: np.ndarray, scale: float = 1.0):
-        """scale · up(down(rows)), no activation. down [r, in], up [out, r] in fp16."""
+    def low_rank(self, rows, down, up, scale=1.0):
+        """scale · up(down(rows)), no activation. down [r, in], up [out, r]: fp16, constants or inputs."""
+        if not isinstance(down, np.ndarray):
+            return self._low_rank_of_inputs(rows, down, up, scale)
         scaled = up.astype(np.float32) * np.float32(scale)
         exact = np.array_equal(scaled.astype(np.float16).astype(np.float32), scaled)
         factor = scaled.astype(np.float16) if exact else up
@@ -235,6 +238,13 @@ class Decoder:
         out = self.layout.product(inner, factor.reshape(factor.shape + ones))
         # A scale that is no power of two would round every weight; rounding the scale alone is closer.
         return out if exact else mb.mul(x=out, y=np.float16(scale))
+
+    def _low_rank_of_inputs(self, rows, down, up, scale):
+        """The same as matrix products: a convolution wants constant weights. scale: input or number."""
+        inner = mb.matmul(x=self.layout.leave(rows), y=down, transpose_y=True)
+        out = mb.matmul(x=inner, y=up, transpose_y=True)
+        out = times(out, scale) if isinstance(scale, float) else mb.mul(x=out, y=scale)
+        return self.layout.enter(out)
 
     def post_norm(self, rows, name: str):
         """The norm of a block's output, where the architecture has one."""
@@ -275,9 +285,18 @@ def soft_cap(x, cap: float | None):
     return mb.mul(x=mb.tanh(x=mb.real_div(x=x, y=np.float16(cap))), y=np.float16(cap))
 
 
-def gather_rotary(table, positions):
-    """Rows of `tables.rotary_table` at positions [n], in fp16: [n, 4·rotated]."""
-    return mb.cast(x=mb.gather(x=table, indices=positions, axis=0), dtype="fp16")
+def gather_rotary(table: RotaryTable, positions):
+    """fp16 [n, 4·rotated]: query cosine and sine, then key cosine and sine, at positions [n].
+
+    The query half carries the queries' scale, so that no rounded scale constant is needed. The first
+    half of each sine is negated: rotate(x) = x·cos + swap_halves(x)·sine.
+    """
+    rows = mb.gather(x=table.values, indices=positions, axis=0)
+    cosine, sine = split(rows, [rows.shape[1] // 2] * 2, axis=1)
+    negated = mb.mul(x=sine, y=np.float32(-1))
+    keys = mb.concat(values=[cosine, cosine, negated, sine], axis=1)
+    both = mb.concat(values=[mb.mul(x=keys, y=table.scale), keys], axis=1)
+    return mb.cast(x=both, dtype="fp16")
 
 
 def gather_tables(tables: dict, positions) -> dict:

@@ -17,6 +17,7 @@ CHOICES = {
     "layout": ("linear", "conv"),
     "attention": ("explicit", "fused"),
     "commit": ("one-hot", "gather"),
+    "lora": ("baked", "inputs"),
 }
 # What a package says of its graph beside sizes and weights.
 GRAPH_CHOICES = ("layout", "attention", "head_split", "commit", "pad_state")
@@ -53,6 +54,9 @@ class CoreMLOptions:
     most outputs of one product of the head, 0 for no limit (a tied head's parts are then stored beside the
     embedding); commit: accepted rows moved by a product or a gather; pad_state: the state's last
     dimension rounded up to a multiple of 32; cuts: first layers of all parts but the first (`parts.py`).
+
+    lora: an adapter's tensors as constants of its own functions (`baked`), or as `inputs` of functions that
+    all adapters of the package share, LoRA padded to lora_rank (`ss_device/adapter_inputs.py`).
     """
 
     num_nodes: int = 32
@@ -69,6 +73,8 @@ class CoreMLOptions:
     commit: str = "one-hot"
     pad_state: bool = False
     cuts: tuple[int, ...] = ()
+    lora: str = "baked"
+    lora_rank: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "num_kept", "context", "chunk"):
@@ -76,6 +82,8 @@ class CoreMLOptions:
                 raise UserError(f"Core ML option {name} must be at least 1, not {getattr(self, name)}")
         if self.head_split < 0:
             raise UserError(f"head_split {self.head_split} must not be negative")
+        if self.lora == "inputs" and (self.cuts or self.lora_rank < 1):
+            raise UserError("adapters as inputs need a rank, and a decoder in one part")
         if self.num_kept > self.num_nodes:
             raise UserError(f"num_kept {self.num_kept} exceeds num_nodes {self.num_nodes}")
         if self.num_nodes > 2048:

@@ -13,7 +13,9 @@ from unittest import mock
 
 import coremltools as ct
 from coremltools.converters.mil.mil import Program
-from coremltools.models.utils import MultiFunctionDescriptor, load_spec, save_multifunction, save_spec
+from coremltools.models.utils import load_spec
+
+from ss_convert.coreml.merging import merge_specs
 
 # The graph is built as it should run, so only clean-up and what states need is applied: fusions could
 # change an order of operations, and every pass costs a check of the whole program.
@@ -71,7 +73,10 @@ def merge_functions(
     Compressed constants are shared like others. `path` may be one of the sources; it is replaced whole.
     """
     with beside(path) as folder:
-        _merge(sources, default, metadata, folder, path)
+        merged = merge_specs(sources, default, metadata, folder)
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(merged, path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -81,7 +86,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 def _to_model(program: Program) -> ct.models.MLModel:
     """Convert without any change of precision: the program says where fp16 is and where it is not."""
-    with _quiet():
+    with _quiet(), _checked_once():
         return ct.convert(
             program,
             convert_to="mlprogram",
@@ -90,35 +95,6 @@ def _to_model(program: Program) -> ct.models.MLModel:
             skip_model_load=True,
             pass_pipeline=ct.PassPipeline(list(PASSES), "clean-up"),
         )
-
-
-def _merge(
-    sources: Mapping[str, tuple[Path, str]],
-    default: str,
-    metadata: Mapping[str, str],
-    folder: Path,
-    path: Path,
-) -> None:
-    descriptor = MultiFunctionDescriptor()
-    for name, (package, function) in sources.items():
-        descriptor.add_function(str(package), src_function_name=function, target_function_name=name)
-    descriptor.default_function_name = default
-    merged = folder / "merged.mlpackage"
-    with _quiet(), _unchecked():
-        save_multifunction(descriptor, str(merged))
-    labelled = folder / "labelled.mlpackage"
-    _copy_with_metadata(merged, metadata, labelled)
-    if path.exists():
-        shutil.rmtree(path)
-    os.replace(labelled, path)
-
-
-def _copy_with_metadata(package: Path, metadata: Mapping[str, str], target: Path) -> None:
-    """Merging drops the metadata of its parts, so it is written afterwards."""
-    spec = load_spec(str(package))
-    for key, value in metadata.items():
-        spec.description.metadata.userDefined[key] = value
-    save_spec(spec, str(target), weights_dir=str(package / "Data/com.apple.CoreML/weights"))
 
 
 @contextlib.contextmanager
@@ -130,9 +106,15 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _unchecked() -> Iterator[None]:
-    """Merging would check all functions once per skipped pass; its parts were checked when saved."""
-    with mock.patch.object(Program, "validate", lambda *_, **__: None):
+def _checked_once() -> Iterator[None]:
+    """Have a program checked when it is written, not also before and after every pass."""
+    check = Program.validate
+
+    def when_written(program: Program, *, check_essential_scope: bool = False, **options) -> None:
+        if check_essential_scope:
+            check(program, check_essential_scope=True, **options)
+
+    with mock.patch.object(Program, "validate", when_written):
         yield
 
 

@@ -35,14 +35,15 @@ def build_step(
     positions = inputs.get("positions")
     nodes = read_nodes(inputs, options.num_nodes, options.context)
     seen = {window: within_window(nodes, positions, window) for window in rotary_tables}
+    below, upper_layers = split_layers(part, layers.first)
     rotary = gather_tables(rotary_tables, positions)
+    ahead = _stream_tables(rotary_tables, positions, config) if upper_layers else {}
     views = {w: View(_node_mask(inputs, n, w), split_rotary(rotary[w])) for w, n in seen.items()}
     hidden = (
         decoder.embed(tokens, positions)
         if part.is_first
         else decoder.layout.enter(inputs["previous_hidden"])
     )
-    below, upper_layers = split_layers(part, layers.first)
     hidden, lower = _lower_layers(decoder, below, hidden, cache, views)
     if not upper_layers:
         cache.write_scratch(stack_rows(lower, options.num_nodes))
@@ -57,7 +58,7 @@ def build_step(
         nodes = keep_nodes(nodes, selection)
         seen = {window: keep_nodes(all_nodes, selection) for window, all_nodes in seen.items()}
     gate = inputs.get("stream_gate")
-    rotary = _with_streams(rotary, rotary_tables, positions, config, selection)
+    rotary = _with_streams(rotary, ahead, config, selection)
     views = {w: View(layers.mask(n, gate), split_rotary(rotary[w])) for w, n in seen.items()}
     rows = hidden
     if part.first <= layers.first:
@@ -101,18 +102,23 @@ def _stream_positions(positions, config: SpeculativeConfig):
     return mb.reshape(x=mb.add(x=mb.expand_dims(x=positions, axes=[1]), y=offsets), shape=[-1])
 
 
-def _with_streams(rotary: dict, tables: dict, positions, config: SpeculativeConfig, selection) -> dict:
-    """Rotary rows [K·(1+γ), 4·rotated] by window: those of the kept nodes, then of their streams."""
-    if all(rows is None for rows in rotary.values()):
-        return rotary
-    streams = gather_tables(tables, _stream_positions(positions, config))
+def _stream_tables(tables: dict, positions, config: SpeculativeConfig) -> dict:
+    """Rotary rows [N·γ, 4·rotated] of all nodes' streams by window; made in front of the layers, where
+    what runs on the CPU costs no transfer in between."""
+    if all(table is None for table in tables.values()):
+        return {}
+    return gather_tables(tables, _stream_positions(positions, config))
 
-    def joined(nodes, ahead):
+
+def _with_streams(rotary: dict, ahead: dict, config: SpeculativeConfig, selection) -> dict:
+    """Rotary rows [K·(1+γ), 4·rotated] by window: those of the kept nodes, then of their streams."""
+
+    def joined(nodes, streams):
         # Selected as rotary rows rather than as positions, which fp16 holds exactly only up to 2048.
-        values = [select(selection, nodes), _select_streams(ahead, config, selection)]
+        values = [select(selection, nodes), _select_streams(streams, config, selection)]
         return mb.concat(values=values, axis=0)
 
-    done = {id(rows): joined(rows, streams[w]) for w, rows in rotary.items() if rows is not None}
+    done = {id(rows): joined(rows, ahead[w]) for w, rows in rotary.items() if rows is not None}
     return {window: done.get(id(rows)) for window, rows in rotary.items()}
 
 

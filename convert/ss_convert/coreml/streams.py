@@ -40,7 +40,8 @@ class StreamLayers:
         if self.config.value_rotation:
             streams = mb.tile(x=streams, reps=[1, self.config.num_streams, 1])
         else:
-            streams = mb.add(x=streams, y=part("stream_embeddings")[None])
+            embeddings = mb.expand_dims(x=part("stream_embeddings"), axes=[0])
+            streams = mb.add(x=streams, y=embeddings)
         streams = mb.reshape(x=streams, shape=[-1, hidden])
         if position_step is not None:
             streams = mb.add(x=streams, y=position_step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ss_convert.coreml.interface import MASKED
@@ -10,37 +12,46 @@ from ss_device.config import SpeculativeConfig
 from ss_device.rotary import attention_factor, inverse_frequencies
 
 
+@dataclass(frozen=True)
+class RotaryTable:
+    """values: float32 [positions, rotated], cosines then sines of each position's angles.
+
+    Heads are turned in halves with the same angles, queries with `scale` times them: what a function
+    needs twice is made from the rows that it reads (`layers.gather_rotary`), not stored twice.
+    """
+
+    values: np.ndarray
+    scale: np.float32
+
+
 def rotary_tables(
     architecture: Architecture, num_positions: int, context: int
-) -> dict[int | None, np.ndarray | None]:
-    """The layers' rotary tables by window, None with learned positions; equal ones are one array.
+) -> dict[int | None, RotaryTable | None]:
+    """The layers' rotary tables by window, None with learned positions; equal ones are one object.
 
     context in tokens decides LongRoPE's factors (`ss_device.rotary`).
     """
-    tables: dict[int | None, np.ndarray | None] = {}
+    tables: dict[int | None, RotaryTable | None] = {}
     for window in architecture.distinct_windows:
         table = rotary_table(architecture, num_positions, window, context) if architecture.rotated else None
-        same = [t for t in tables.values() if t is not None and np.array_equal(t, table)]
-        tables[window] = same[0] if same else table
+        others = (t for t in tables.values() if t is not None and table is not None)
+        tables[window] = next((t for t in others if np.array_equal(t.values, table.values)), table)
     return tables
 
 
 def rotary_table(
     architecture: Architecture, num_positions: int, window: int | None = None, context: int | None = None
-) -> np.ndarray:
-    """float32 [positions, 4·rotated]: query cosine and sine, then key cosine and sine.
+) -> RotaryTable:
+    """Cosines and sines of positions 0..num_positions-1, and the scale of the queries.
 
-    The query half carries the queries' scale, so that no rounded scale constant is needed. The first
-    half of each sine is negated: rotate(x) = x·cos + swap_halves(x)·sine. Angles are rounded as in
-    Hugging Face's rotary embedding (float32 throughout). context: by default `num_positions`.
+    float32, since fp16 would round what the other back ends compute. Angles are rounded as in Hugging
+    Face's rotary embedding (float32 throughout). context: by default `num_positions`.
     """
     inverse = inverse_frequencies(architecture, window, context or num_positions)
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse[None]
     factor = np.float32(attention_factor(architecture, window))
-    cosine = np.concatenate([np.cos(angles), np.cos(angles)], axis=1) * factor
-    sine = np.concatenate([-np.sin(angles), np.sin(angles)], axis=1) * factor
-    scale = np.float32(architecture.query_scale)
-    return np.concatenate([cosine * scale, sine * scale, cosine, sine], axis=1).astype(np.float32)
+    values = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * factor
+    return RotaryTable(values.astype(np.float32), np.float32(architecture.query_scale))
 
 
 def stream_offsets(config: SpeculativeConfig) -> np.ndarray:
@@ -50,7 +61,7 @@ def stream_offsets(config: SpeculativeConfig) -> np.ndarray:
 
 
 def value_turns(config: SpeculativeConfig, num_kept: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine float32 [K·γ, head_dim] of the streams' angles j·ε, as `rotary_table` has them."""
+    """Cosine and sine float32 [K·γ, head_dim] of the streams' angles j·ε, as `rotate` takes them."""
     angles = np.float32(config.value_rotation) * np.arange(1, config.num_streams + 1, dtype=np.float32)
     angles = np.repeat(np.tile(angles, num_kept)[:, None], head_dim // 2, axis=1)
     cosine, sine = np.cos(angles), np.sin(angles)

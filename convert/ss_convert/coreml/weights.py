@@ -44,8 +44,10 @@ class BaseWeights:
         return name in self._weights
 
     def half(self, name: str) -> np.ndarray:
-        """A weight in fp16, as it was before compression."""
+        """A weight in fp16, as it was before compression; kept where it is stored so."""
         name = self.name(name)
+        if self.form(name) != "fp16":
+            return to_half(name, self._weights[name])
         if name not in self._half:
             self._half[name] = to_half(name, self._weights[name])
         return self._half[name]

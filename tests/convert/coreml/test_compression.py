@@ -78,7 +78,7 @@ def test_package_equals_the_reference_with_its_dequantized_weights(base, tmp_pat
     path = tmp_path / "coreml" / "tiny.mlpackage"
     functions = write_package(base.architecture, base.weights(), adapter, options, path)
     assert (functions.weights, functions.embedding_weights) == (weights, embedding)
-    dense = stored_weights(path, adapter.app, base.weights(), base.architecture)
+    dense = stored_weights(path, functions.step, base.weights(), base.architecture)
     reference = ReferenceStepModel(with_weights(base, dense, adapter), 6, 4, 48)
     coreml = open_package(path, functions, config, base.architecture)
     compare_steps(Pair(path, adapter, coreml, reference), prompt_ids(11), [6] * 5)
@@ -109,10 +109,10 @@ def test_stored_weights_refuses_a_package_of_another_base(base, tmp_path):
     assert load_package(path).weight_bytes > 0
     fewer = {k: v for k, v in base.weights().items() if k != "layers.0.attn.q.weight"}
     with pytest.raises(UserError, match="layers_0_attn_q_weight"):
-        stored_weights(path, "tiny", fewer, base.architecture)
+        stored_weights(path, "tiny_step", fewer, base.architecture)
     other = {**base.weights(), "head.weight": np.zeros((2, 32), np.float16)}
     with pytest.raises(UserError, match="head.weight"):
-        stored_weights(path, "tiny", other, base.architecture)
+        stored_weights(path, "tiny_step", other, base.architecture)
 
 
 def test_vectors_are_never_compressed(base):

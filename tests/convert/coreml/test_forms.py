@@ -68,7 +68,7 @@ def test_every_form_equals_the_reference(base, tmp_path, without_padding, form):
     options = CoreMLOptions(6, 4, CONTEXT, CHUNK, **graph, **weights)
     path = tmp_path / "coreml" / "tiny.mlpackage"
     coreml = make_coreml(base, adapter, options, path)
-    dense = stored_weights(path, adapter.app, base.weights(), base.architecture)
+    dense = stored_weights(path, coreml.functions.step, base.weights(), base.architecture)
     reference = ReferenceStepModel(with_weights(base, dense, adapter), 6, 4, CONTEXT, options.prune_over)
     depths = compare_steps(Pair(path, adapter, coreml, reference), prompt_ids(11), [6] * 6)
     assert max(depths) >= 1

@@ -157,11 +157,10 @@ def test_rotary_table_against_the_formula(base):
     d, theta = base.architecture.head_dim, base.architecture.rope_theta
     table = rotary_table(base.architecture, 300)
     angle = 257 * theta ** (-2.0 * np.arange(d // 2) / d)
-    cosine, sine = np.tile(np.cos(angle), 2), np.tile(np.sin(angle), 2)
-    np.testing.assert_allclose(table[257, 2 * d : 3 * d], cosine, atol=1e-4)
-    np.testing.assert_allclose(np.abs(table[257, 3 * d :]), np.abs(sine), atol=1e-4)
-    np.testing.assert_allclose(table[257, :d], cosine / np.sqrt(d), atol=1e-4)
-    assert table.dtype == np.float32
+    np.testing.assert_allclose(table.values[257, : d // 2], np.cos(angle), atol=1e-4)
+    np.testing.assert_allclose(table.values[257, d // 2 :], np.sin(angle), atol=1e-4)
+    assert table.values.shape == (300, d) and table.values.dtype == np.float32
+    assert table.scale == pytest.approx(1 / np.sqrt(d))
 
 
 @pytest.mark.parametrize(

@@ -541,3 +541,22 @@ def test_the_executor_needs_neither_torch_nor_mlx(plain):
         "sys.exit(any(name in sys.modules for name in ('torch', 'mlx', 'coremltools')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("bits", [None, 8], ids=["fp16", "int8"])
+def test_weights_that_are_not_kept_give_the_same_results(tmp_path, bits):
+    weight = RNG.normal(size=(256, 300)).astype(np.float16)
+    path = tmp_path / "large.mlpackage"
+    linear_package(path, weight)
+    if bits:
+        config = cto.OpLinearQuantizerConfig(mode="linear_symmetric", weight_threshold=0)
+        model = ct.models.MLModel(str(path), skip_model_load=True)
+        cto.linear_quantize_weights(model, cto.OptimizationConfig(global_config=config)).save(str(path))
+    package, x = load_package(path), RNG.normal(size=(1, 300)).astype(np.float16)
+    kept, dropped = (package.program("main", "float32", keep) for keep in (True, False))
+    first, again = dropped.predict({"x": x}), dropped.predict({"x": x})
+    for name, values in kept.predict({"x": x}).items():
+        np.testing.assert_array_equal(first[name], values)
+        np.testing.assert_array_equal(again[name], values)
+    assert max(w.size for w in package._weights.values()) == weight.size
+    assert not any(w.size == weight.size for w in dropped._weights.values())

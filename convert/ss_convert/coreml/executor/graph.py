@@ -1,5 +1,6 @@
 """A saved ML program as plain data: types, constants, operations, blocks. No protobuf, no ops."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,11 @@ class Constant:
     key: tuple
     type: TensorType
     load: Callable[[], "np.ndarray | str"] = field(compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(size or 1 for size in self.type.shape)
 
 
 Argument = str | Constant

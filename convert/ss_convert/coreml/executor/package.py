@@ -52,11 +52,13 @@ class Package:
     weight_bytes: int
     _weights: dict[tuple, np.ndarray] = field(default_factory=dict, repr=False)
 
-    def program(self, function: str, arithmetic: str = "float16") -> Program:
+    def program(self, function: str, arithmetic: str = "float16", keep_weights: bool = True) -> Program:
         """Prepare a function for running.
 
         arithmetic "float16": every fp16 tensor is rounded to fp16 after every operation, inside
         an operation the arithmetic is float32. "float32": fp16 tensors are never rounded.
+        keep_weights: decoded weights stay in memory for the next call; otherwise each is decoded
+        when an operation needs it and dropped behind it, which takes little memory and more time.
         Raises UnknownOpError for an operation that is not implemented, ExecutorError otherwise.
         """
         if function not in self.functions:
@@ -64,7 +66,7 @@ class Package:
             raise ExecutorError(f"{self.path}: no function '{function}' (it has: {known})")
         if arithmetic not in ARITHMETICS:
             raise ExecutorError(f"arithmetic must be float16 or float32, not '{arithmetic}'")
-        return Program(self.functions[function], arithmetic, self._weights)
+        return Program(self.functions[function], arithmetic, self._weights if keep_weights else None)
 
 
 def load_package(path: str | Path) -> Package:

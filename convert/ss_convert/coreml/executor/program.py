@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from .registry import REGISTRY, Call, OpDefinition
 if TYPE_CHECKING:
     from .package import Feature, Function
 
+# Values of a constant from which on it is large.
+LARGE = 1 << 16
 _KINDS = {"f": "float", "i": "integer", "u": "integer", "b": "bool"}
 
 
@@ -52,7 +55,10 @@ class StateHandle:
 
 @dataclass
 class Step:
-    """One operation ready to run: constants bound, variable parameters by name."""
+    """One operation ready to run: constants bound, variable parameters by name.
+
+    decoded: parameters whose constants are decoded for every call.
+    """
 
     definition: OpDefinition
     call: Call
@@ -61,6 +67,7 @@ class Step:
     variable_lists: list[tuple[str, list[str]]]
     results: list[tuple[str, TensorType, np.dtype, bool]]
     dead: list[str] = field(default_factory=list)
+    decoded: dict[str, Constant | _Folded] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,11 +80,15 @@ class PreparedBlock:
 
 
 class Program:
-    """A function of a package, prepared for one kind of arithmetic. See Package.program."""
+    """A function of a package, prepared for one kind of arithmetic. See Package.program.
 
-    def __init__(self, function: Function, arithmetic: str, weights: dict[tuple, np.ndarray]):
+    weights: where decoded constants are kept, shared by programs; None: large ones are not kept.
+    """
+
+    def __init__(self, function: Function, arithmetic: str, weights: dict[tuple, np.ndarray] | None):
         self.function, self.arithmetic = function, arithmetic
-        self._weights = weights
+        self._keeps_large = weights is not None
+        self._weights = {} if weights is None else weights
         self._folded: dict[str, Constant | _Folded] = {}
         self._constants: dict[str, object] = {}
         _refuse_unknown(function)
@@ -139,6 +150,9 @@ class Program:
                 self._bind_constant(name)
         step = Step(definition, call, {}, [], [], self._results(operation, definition))
         for key, arguments in operation.inputs.items():
+            if (source := self._decoded_later(key, arguments, definition)) is not None:
+                step.decoded[key] = source
+                continue
             for argument in arguments:
                 self._bind_constant(argument)
             names = [self._value_name(argument) for argument in arguments]
@@ -182,6 +196,14 @@ class Program:
         source = argument if isinstance(argument, Constant) else self._folded.get(name)
         if name not in self._constants and source is not None:
             self._constants[name] = self._decode(source, keep=True)
+
+    def _decoded_later(self, key: str, arguments: list, definition: OpDefinition):
+        """The large constant behind a parameter, where such are not kept; None otherwise."""
+        if self._keeps_large or len(arguments) != 1 or key in definition.tuples or definition.view:
+            return None
+        argument = arguments[0]
+        source = argument if isinstance(argument, Constant) else self._folded.get(argument)
+        return source if source is not None and source.size >= LARGE else None
 
     def _decode(self, source: Constant | _Folded, keep: bool) -> object:
         """Array (read only) or string of a constant. Only values worth sharing are kept."""
@@ -241,6 +263,8 @@ class Program:
     def _run_step(self, step: Step, values: dict[str, object]) -> None:
         try:
             parameters = dict(step.fixed)
+            for key, source in step.decoded.items():
+                parameters[key] = self._decode(source, keep=False)
             for key, name in step.variable:
                 parameters[key] = values[name]
             for key, names in step.variable_lists:
@@ -359,6 +383,11 @@ class _Folded:
     operation: Operation
     sources: dict[str, Constant | _Folded]
     index: int
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(size or 1 for size in self.operation.outputs[self.index][1].shape)
 
     def load(self) -> np.ndarray:
         """Compute the value; its inputs are not kept, they are the compressed form."""

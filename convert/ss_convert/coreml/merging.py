@@ -1,0 +1,82 @@
+"""Several packages' functions in one package, at the level of the files.
+
+coremltools' `save_multifunction` builds every function's program again with all its weights in memory.
+Here functions are copied as they were written, only the offsets of their constants change: memory does
+not grow with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from coremltools.models.utils import load_spec, save_spec
+from coremltools.proto import MIL_pb2, Model_pb2
+
+from ss_convert.coreml.shared_weights import SharedWeights
+
+WEIGHTS = "Data/com.apple.CoreML/weights"
+WEIGHT_FILE = "weight.bin"
+
+
+def merge_specs(
+    sources: Mapping[str, tuple[Path, str]], default: str, metadata: Mapping[str, str], folder: Path
+) -> Path:
+    """Write `<folder>/merged.mlpackage` with the functions `sources`: name → (package, its function there).
+
+    Equal constants, compressed or not, are stored once. default: the function that runs when none is
+    named. metadata: what the package says of itself; that of the sources is dropped.
+    """
+    merged, weights = Model_pb2.Model(), folder / "weights"
+    weights.mkdir()
+    merged.mlProgram.version = 1
+    merged.description.defaultFunctionName = default
+    merged.description.metadata.userDefined.update(metadata)
+    specs = {package: load_spec(str(package)) for package, _ in sources.values()}
+    with SharedWeights(weights / WEIGHT_FILE) as shared:
+        for name, (package, function) in sources.items():
+            spec = specs[package]
+            merged.specificationVersion = max(merged.specificationVersion, spec.specificationVersion)
+            merged.description.functions.append(_description(spec, function, name))
+            program = merged.mlProgram.functions[name]
+            program.CopyFrom(spec.mlProgram.functions[function])
+            _move_constants(program, package / WEIGHTS, shared)
+    path = folder / "merged.mlpackage"
+    save_spec(merged, str(path), weights_dir=str(weights))
+    return path
+
+
+def _description(spec: Model_pb2.Model, function: str, name: str) -> Model_pb2.FunctionDescription:
+    """What a package says of its function (that of a single one is not in a list), under a new name."""
+    described = spec.description
+    found = next((d for d in described.functions if d.name == function), None)
+    made = Model_pb2.FunctionDescription()
+    if found is not None:
+        made.CopyFrom(found)
+    else:
+        for field in ("input", "output", "state"):
+            getattr(made, field).extend(getattr(described, field))
+    made.name = name
+    return made
+
+
+def _move_constants(function: MIL_pb2.Function, folder: Path, shared: SharedWeights) -> None:
+    """Point a function's constants at their places in the shared file."""
+    for block in function.block_specializations.values():
+        for value in _values(block):
+            if value.HasField("blobFileValue"):
+                blob = value.blobFileValue
+                blob.offset = shared.add(folder / Path(blob.fileName).name, blob.offset)
+                blob.fileName = f"@model_path/weights/{WEIGHT_FILE}"
+
+
+def _values(block: MIL_pb2.Block) -> Iterator[MIL_pb2.Value]:
+    """Every value that stands in a block's operations, those of nested blocks included."""
+    for operation in block.operations:
+        yield from operation.attributes.values()
+        for argument in operation.inputs.values():
+            for binding in argument.arguments:
+                if binding.HasField("value"):
+                    yield binding.value
+        for nested in operation.blocks:
+            yield from _values(nested)
