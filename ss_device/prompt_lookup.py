@@ -121,15 +121,22 @@ def lookup_tree(
     Where nothing matches, a node's children are exactly those of `best_first_tree`.
     """
     limit = history.settings.max_depth if max_depth is None else min(max_depth, history.settings.max_depth)
-    children = _mixed_children(stream_logits, history, parent_bias, min(max_children, num_nodes))
+    children = mixed_children(stream_logits, history, parent_bias, min(max_children, num_nodes))
     return grow_best_first(root, num_nodes, children, stop_ids, limit)
 
 
-def _mixed_children(
-    stream_logits: np.ndarray, history: CopyHistory, parent_bias: ParentBias | None, count: int
+def mixed_children(
+    stream_logits: np.ndarray,
+    history: CopyHistory,
+    parent_bias: ParentBias | None,
+    count: int,
+    least: float = 0.0,
 ) -> Callable[[tuple[int, ...]], tuple[np.ndarray, np.ndarray]]:
-    """A function: path (root first) → the best `count` child ids and their log-probabilities."""
-    streams = StreamChildren(stream_logits, parent_bias, count)
+    """A function: path (root first) → the best `count` child ids and their log-probabilities.
+
+    A child that is no copy and that the streams give less than `least` may be missing.
+    """
+    streams = StreamChildren(stream_logits, parent_bias, count, least)
     nothing = (np.zeros(0, np.int64), np.zeros(0))
 
     def ranked(path: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -141,8 +148,9 @@ def _mixed_children(
         if drafted:
             # A token that is no copy keeps its rank among the streams' own: their best are enough.
             log_probs = streams.log_probs(path)
-            for token in {*streams(path)[0].tolist(), *copies}:
-                mixed[token] = mixed.get(token, 0.0) + left * float(np.exp(log_probs[token]))
+            tokens = list({*streams(path)[0].tolist(), *copies})
+            for token, drafts in zip(tokens, np.exp(log_probs[tokens]).tolist(), strict=True):
+                mixed[token] = mixed.get(token, 0.0) + left * drafts
         best = sorted(((-p, token) for token, p in mixed.items() if p > 0))[:count]
         return np.array([t for _, t in best], np.int64), np.log([-p for p, _ in best])
 
