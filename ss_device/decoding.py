@@ -261,7 +261,7 @@ def _step(
             node = following[0]
             path.append(int(tree.tokens[node]))
 
-    return model.step(tree, choose, **options)
+    return model.step(tree, choose=choose, **options)
 
 
 def check_request(

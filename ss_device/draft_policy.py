@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ss_device.errors import UserError
-from ss_device.prompt_lookup import CopyHistory, PromptLookup, mixed_children
+from ss_device.prompt_lookup import CopyHistory, CopyTrust, PromptLookup, mixed_children
 from ss_device.tree import DraftTree, ParentBias, grow_with_probabilities, root_only
 
 # Expected accepted tokens of copies alone: the cells in which the gain of streams is remembered.
@@ -31,7 +31,7 @@ STREAMS = ("when they pay", "always", "never")
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Measured seconds: of a step per tree size (`sizes` ascending from 1), and of the streams' own pass."""
+    """Measured seconds: of a step per tree size (`sizes`, ascending from 1), of the streams' own pass."""
 
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -59,13 +59,14 @@ class Experience:
 
     rate: tokens per second by the table of costs; gains: per cell, tokens and seconds of a step drafted
     with streams, without the streams' own pass; copies, streams: accepted nodes per promised one, by
-    halvings of the probability, without and with streams.
+    halvings of the probability, without and with streams; trust: (token, ratio) of `CopyTrust`.
     """
 
     rate: float
     gains: tuple[tuple[float, float], ...]
     copies: tuple[float, ...] = (1.0,) * NUM_BINS
     streams: tuple[float, ...] = (1.0,) * NUM_BINS
+    trust: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.gains) != NUM_CELLS or not {len(self.copies), len(self.streams)} == {NUM_BINS}:
@@ -112,7 +113,7 @@ class Reliability:
 class StreamGains:
     """Tokens and seconds of steps drafted with streams, by cell: means over the last ones and a prior."""
 
-    PRIOR_WEIGHT, MEMORY = 4.0, 24.0
+    PRIOR_WEIGHT, MEMORY = 12.0, 48.0
 
     def __init__(self, prior: Sequence[Sequence[float]]) -> None:
         self._prior = np.array(prior, float)
@@ -149,7 +150,7 @@ class AdaptiveDrafter:
     """
 
     defers_streams = True
-    PROBE_AFTER = 64  # steps without streams in a cell after which they are tried again
+    PROBE_AFTER = 32  # steps without streams in a cell after which they are tried again
     RATE_MEMORY = 0.98
 
     def __init__(
@@ -172,6 +173,7 @@ class AdaptiveDrafter:
         self._slope = float(np.min(np.diff(self._seconds), initial=np.inf))
         self._gains = StreamGains(experience.gains)
         self._reliable = {False: Reliability(experience.copies), True: Reliability(experience.streams)}
+        self._trust = CopyTrust(dict(experience.trust))
         self._skipped = np.zeros(NUM_CELLS, int)
         self._tokens, self._spent = experience.rate, 1.0  # of the last steps, forgotten slowly
         self._no_logits = np.zeros((0, 0), np.float32)
@@ -183,6 +185,7 @@ class AdaptiveDrafter:
             gains=tuple(self._gains.mean(cell) for cell in range(NUM_CELLS)),
             copies=tuple(self._reliable[False].ratios.tolist()),
             streams=tuple(self._reliable[True].ratios.tolist()),
+            trust=tuple(sorted(self._trust.ratios().items())),
         )
 
     @property
@@ -192,7 +195,7 @@ class AdaptiveDrafter:
 
     def start(self, prompt: Sequence[int]) -> _Generation:
         """The history of one generation, which the loop extends."""
-        return _Generation(self, CopyHistory(self._lookup, prompt))
+        return _Generation(self, CopyHistory(self._lookup, prompt, self._trust))
 
     def grow(self, proposal, stop_ids: frozenset[int], max_depth: int, history: _Generation) -> DraftTree:
         """The step's tree below `proposal.root`; reads the proposal's streams only where they pay."""

@@ -154,8 +154,8 @@ class MLXStepModel:
         self.cache.reserve(rows)
         length, nobody = mx.array([self.cache.length]), mx.zeros((1, 0), mx.bool_)
         kv, self.cache.layers = list(self.cache.layers), []
-        slots = self._slots(kv, rows)
-        x = self._node_streams(self._drafting, length - 1, nobody, mx.zeros((0,), mx.int32), length, kv, slots)
+        slots, nowhere = self._slots(kv, rows), mx.zeros((0,), mx.int32)
+        x = self._node_streams(self._drafting, length - 1, nobody, nowhere, length, kv, slots)
         logits = self.decoder.logits(x).astype(mx.float32)
         self.cache.layers = kv
         mx.eval(logits, kv[self.decoder.first_msa :])
@@ -196,8 +196,8 @@ class MLXStepModel:
 
     def _slots(self, kv: Layers, rows: int) -> int:
         """How many slots of the buffers a pass reads that writes `rows` rows behind the text."""
-        capacity = kv[0][0].shape[2]
-        return capacity if self._compiled else min(capacity, -(-(self.cache.length + rows) // SLOTS) * SLOTS)
+        capacity, used = kv[0][0].shape[2], self.cache.length + rows
+        return capacity if self._compiled else min(capacity, -(-used // SLOTS) * SLOTS)
 
     def _take_chunk(self, tokens: Sequence[int]) -> None:
         """Commit prompt tokens that carry no streams."""
@@ -240,7 +240,9 @@ class MLXStepModel:
             chosen, accepted, drafted = self._joint_pass(main, tree, length, kv, slots, choose)
         else:
             chosen, accepted = self._main_pass(main, tree, length, kv, slots, choose, rows)
-            drafted = main[accepted] if defer else self._separate_pass(main, tree, accepted, length, kv, slots)
+            drafted = main[accepted]
+            if not defer:
+                drafted = self._separate_pass(drafted, tree, accepted, length, kv, slots)
         outcome = mx.concatenate([kept.astype(mx.int32), chosen.astype(mx.int32), accepted])
         return outcome, drafted if defer else drafted.astype(mx.float32), kv
 
@@ -261,7 +263,7 @@ class MLXStepModel:
         return chosen, accepted, decoder.logits(streams)
 
     def _main_pass(self, main: mx.array, tree: TreeArrays, length, kv: Layers, slots: int, choose, rows):
-        """MSA layers on the nodes alone → chosen tokens [K], accepted node [1]. rows: None after pruning."""
+        """MSA layers on the nodes alone → chosen tokens [K], accepted node [1]. rows: None if pruned."""
         decoder = self.decoder
         if rows is None:
             mask = cache_mask(tree.ancestors, length, length, slots)
@@ -270,12 +272,12 @@ class MLXStepModel:
         return chosen, accepted_node(tree, chosen)
 
     def _separate_pass(self, main: mx.array, tree: TreeArrays, accepted, length, kv: Layers, slots: int):
-        """MSA layers on the accepted node's streams alone, or on none: stream logits [γ, V]."""
+        """MSA layers on the accepted node's streams alone, or on none: main [1, h] → stream logits [γ, V]."""
         if self.stream_rows == "none":
             return mx.zeros((0, self.decoder.architecture.vocab_size))
         positions, seen = length + tree.depths, tree.ancestors[accepted]
         here = positions[accepted]
-        streams = self._node_streams(main[accepted], here, seen, positions, length, kv, slots)
+        streams = self._node_streams(main, here, seen, positions, length, kv, slots)
         return self.decoder.logits(streams)
 
     def _node_streams(

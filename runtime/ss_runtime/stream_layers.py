@@ -16,7 +16,6 @@ from ss_device.config import SpeculativeConfig
 from ss_runtime.kv_cache import write_rows
 
 
-
 def silu(x: mx.array) -> mx.array:
     """x · sigmoid(x). One exponential and a quotient: on a CPU cheaper than a sigmoid, and no C++ compiler
     runs, as it does for `nn.silu`."""
