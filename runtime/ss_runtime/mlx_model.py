@@ -94,6 +94,8 @@ class MLXStepModel:
         steps = {defer: partial(self._step_graph, defer=defer) for defer in (False, True)}
         if compiled:
             steps = {defer: mx.compile(step, inputs=self.decoder) for defer, step in steps.items()}
+        elif stream_rows == "accepted":
+            self.decoder.merge_stream_lora()
         self._run_step = steps
 
     def prefill(
@@ -272,7 +274,7 @@ class MLXStepModel:
         return chosen, accepted_node(tree, chosen)
 
     def _separate_pass(self, main: mx.array, tree: TreeArrays, accepted, length, kv: Layers, slots: int):
-        """MSA layers on the accepted node's streams alone, or on none: main [1, h] → stream logits [γ, V]."""
+        """MSA layers on the streams of the accepted node, main [1, h], alone or on none: logits [γ, V]."""
         if self.stream_rows == "none":
             return mx.zeros((0, self.decoder.architecture.vocab_size))
         positions, seen = length + tree.depths, tree.ancestors[accepted]

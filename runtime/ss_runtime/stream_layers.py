@@ -155,9 +155,35 @@ class AdaptedLinears(nn.Module):
         if is_msa and (rank := config.stream_lora_rank):
             scale = config.stream_lora_scale
             self.stream_lora = {name: LowRank(*shape, rank, scale) for name, shape in shapes.items()}
+        self._merged: dict[str, mx.array] = {}  # transposed, [in, out]
+
+    def merge_stream_lora(self, most: int) -> None:
+        """Keep the streams' own matrix of every projection of at most `most` weights that has one.
+
+        A pass of streams alone then takes one product where base and factors take three. Quantized
+        matrices stay as they are. Weights must not change afterwards.
+        """
+        self._merged = {}
+        for name, factors in self.get("stream_lora", {}).items():
+            linear = self[name]
+            if type(linear) is nn.Linear and linear.weight.size <= most:
+                weight = linear.weight + factors.scale * (factors.b @ factors.a)
+                if "lora" in self:
+                    shared = self["lora"][name]
+                    weight = weight + shared.scale * (shared.b @ shared.a)
+                self._merged[name] = weight.T
+        mx.eval(self._merged)
+
+    @property
+    def merged_bytes(self) -> int:
+        """Memory of the streams' own matrices."""
+        return sum(weight.nbytes for weight in self._merged.values())
 
     def project(self, name: str, x: mx.array, num_main: int) -> mx.array:
         """Projection `name` of rows [R, in] → [R, out]; rows from `num_main` on are streams."""
+        if num_main == 0 and name in self._merged:
+            y = x @ self._merged[name]
+            return y + self[name].bias if "bias" in self[name] else y
         y = self[name](x)
         if "lora" in self:
             y = y + self["lora"][name](x)
