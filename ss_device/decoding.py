@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from ss_device.tree import DraftTree, ParentBias, best_first_tree, k_ary_tree, r
 class StepLimits:
     """What a step model takes: nodes per step N, nodes kept K, streams γ, context C in tokens.
 
-    greedy_only: tokens are chosen inside the graph, by argmax, and no logits come out.
+    greedy_only: tokens are chosen inside the graph, by argmax, and no logits come out. defers_streams: a
+    step can leave the streams for later (`DeferringModel`).
     """
 
     num_nodes: int
@@ -27,6 +29,7 @@ class StepLimits:
     num_streams: int
     context: int
     greedy_only: bool = False
+    defers_streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,17 @@ class Proposal:
 
     root: int
     stream_logits: np.ndarray
+
+
+class DeferredProposal:
+    """A `Proposal` whose streams are computed when somebody first reads them."""
+
+    def __init__(self, root: int, streams: Callable[[], np.ndarray]) -> None:
+        self.root, self._streams = root, streams
+
+    @cached_property
+    def stream_logits(self) -> np.ndarray:
+        return self._streams()
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,18 @@ class StepModel(Protocol):
         """Keep the keys and values of these nodes (root first) of the last tree, drop the others."""
 
 
+class DeferringModel(StepModel, Protocol):
+    """A step model that can put streams off (`limits.defers_streams`).
+
+    `prefill` and `step` also take `defer=True`; the stream logits that they return are then empty, and
+    `streams` gives those of the accepted node after its commit. A main stream that attends to streams
+    cannot do that.
+    """
+
+    def streams(self) -> np.ndarray:
+        """Stream logits [γ, V] of the last committed token. Changes nothing."""
+
+
 @dataclass(frozen=True)
 class Drafter:
     """How a tree is grown from stream logits. `num_nodes` 1 is plain decoding.
@@ -93,6 +119,7 @@ class Drafter:
     max_streams: int | None = None
     lookup: PromptLookup | None = None
     use_streams: bool = True
+    defers_streams: ClassVar[bool] = False  # its trees always need them
 
     def __post_init__(self) -> None:
         if self.shape not in ("best-first", "chain", "k-ary"):
@@ -171,7 +198,8 @@ def decode(
     budget = min(max_tokens, limits.context - len(prompt) + 1)
     history = drafter.start(prompt)
     text = [int(token) for token in prompt]
-    proposal = _prefill(model, text, chooser)
+    defer = limits.defers_streams and getattr(drafter, "defers_streams", False)
+    proposal = _prefill(model, text, chooser, defer)
     emitted, reason = _trim([proposal.root], budget, stop_ids)
     yield Step(tokens=emitted, num_drafted=0, finish_reason=reason)
     left = budget - len(emitted)
@@ -180,7 +208,7 @@ def decode(
         if history is not None:
             history.extend(emitted)
         tree = drafter.grow(proposal, stop_ids, left - 1, history)
-        verified = _step(model, tree, text, chooser)
+        verified = _step(model, tree, text, chooser, defer)
         path = walk(tree, verified.kept, verified.chosen)
         if path[-1] != verified.accepted:
             raise RuntimeError(f"the model accepted node {verified.accepted}, the walk {path[-1]}")
@@ -197,19 +225,28 @@ def decode(
             path=tuple(path),
             finish_reason=reason,
         )
-        proposal = Proposal(correction, verified.stream_logits)
+        proposal = _proposal(model, correction, verified.stream_logits, defer)
 
 
-def _prefill(model: StepModel, prompt: list[int], chooser: Chooser | None) -> Proposal:
-    if chooser is None:
-        return model.prefill(prompt)
-    return model.prefill(prompt, lambda kept, logits: np.array([chooser(logits[0], prompt, ())], np.int32))
+def _proposal(model: StepModel, root: int, stream_logits: np.ndarray, defer: bool):
+    return DeferredProposal(root, model.streams) if defer else Proposal(root, stream_logits)
 
 
-def _step(model: StepModel, tree: DraftTree, text: list[int], chooser: Chooser | None) -> Verified:
+def _prefill(model: StepModel, prompt: list[int], chooser: Chooser | None, defer: bool):
+    options = {"defer": True} if defer else {}
+    if chooser is not None:
+        options["choose"] = lambda kept, logits: np.array([chooser(logits[0], prompt, ())], np.int32)
+    proposal = model.prefill(prompt, **options)
+    return _proposal(model, proposal.root, proposal.stream_logits, defer)
+
+
+def _step(
+    model: StepModel, tree: DraftTree, text: list[int], chooser: Chooser | None, defer: bool
+) -> Verified:
     """One step; with a chooser the walk asks it at the nodes that it reaches. text ends with the root."""
+    options = {"defer": True} if defer else {}
     if chooser is None:
-        return model.step(tree)
+        return model.step(tree, **options)
 
     def choose(kept: np.ndarray, logits: np.ndarray) -> np.ndarray:
         chosen = np.full(len(kept), -1, np.int32)
@@ -224,7 +261,7 @@ def _step(model: StepModel, tree: DraftTree, text: list[int], chooser: Chooser |
             node = following[0]
             path.append(int(tree.tokens[node]))
 
-    return model.step(tree, choose)
+    return model.step(tree, choose=choose, **options)
 
 
 def check_request(

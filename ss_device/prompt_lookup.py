@@ -14,7 +14,7 @@ deeper than γ. The text before a node includes the node's own path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,14 +51,56 @@ class PromptLookup:
             raise UserError(f"prompt lookup: prior_strength {self.prior_strength} must be above 0")
 
 
+class CopyTrust:
+    """Which tokens an application copies: how often a copy of a token was right per time it was promised.
+
+    A type name in a table's definition is never part of the query, however long the match before it. Kept
+    over generations; ratios: from earlier ones.
+    """
+
+    PRIOR, MEMORY = 1.0, 24.0  # in promised copies
+    MOST = 0.98  # what copies promise together at most
+
+    def __init__(self, ratios: Mapping[int, float] | None = None) -> None:
+        promised = self.MEMORY / 2
+        self._counts = {token: (ratio * promised, promised) for token, ratio in (ratios or {}).items()}
+
+    def ratio(self, token: int) -> float:
+        right, promised = self._counts.get(token, (0.0, 0.0))
+        return (right + self.PRIOR) / (promised + self.PRIOR)
+
+    def ratios(self) -> dict[int, float]:
+        """Of all tokens that were promised at least twice."""
+        return {token: self.ratio(token) for token, (_, promised) in self._counts.items() if promised >= 2}
+
+    def observe(self, copies: Mapping[int, float], token: int) -> None:
+        """copies: {token: probability} as promised without trust; token: what came."""
+        for copy, probability in copies.items():
+            right, promised = self._counts.get(copy, (0.0, 0.0))
+            right, promised = right + (copy == token), promised + probability
+            forget = min(1.0, self.MEMORY / promised)
+            self._counts[copy] = right * forget, promised * forget
+
+    def correct(self, copies: dict[int, float]) -> tuple[dict[int, float], float]:
+        """Probabilities as they turned out to be, and what is left for other tokens."""
+        corrected = {token: p * self.ratio(token) for token, p in copies.items()}
+        total = sum(corrected.values())
+        if total > self.MOST:
+            return {token: p * self.MOST / total for token, p in corrected.items()}, 1.0 - self.MOST
+        return corrected, 1.0 - total
+
+
 class CopyHistory:
     """The text of one generation, indexed by its n-grams, and how often copies from it were right.
 
     prompt: token ids, indexed but not counted as evidence. Memory is one entry per token and order.
+    trust: corrects the probabilities by token, and learns (None: neither).
     """
 
-    def __init__(self, settings: PromptLookup, prompt: Sequence[int]) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: PromptLookup, prompt: Sequence[int], trust: CopyTrust | None = None
+    ) -> None:
+        self.settings, self._trust = settings, trust
         orders = range(settings.max_match + 1)
         self._followers: list[dict[tuple[int, ...], dict[int, int]]] = [{} for _ in orders]
         self._right = [settings.prior_strength * n / (n + 3) for n in orders]
@@ -70,6 +112,8 @@ class CopyHistory:
     def extend(self, tokens: Sequence[int]) -> None:
         """Take generated tokens: each one first tells whether a copy would have been right."""
         for token in tokens:
+            if self._trust is not None:
+                self._trust.observe(self._promise(())[0], int(token))
             for order, followers in self._matches(()):
                 self._seen[order] += 1
                 self._right[order] += followers.get(int(token), 0) / sum(followers.values())
@@ -81,6 +125,10 @@ class CopyHistory:
 
     def predict(self, path: Sequence[int]) -> tuple[dict[int, float], float]:
         """Copies after the text followed by `path`: {token: probability} and what is left for p_0."""
+        copies, left = self._promise(path)
+        return self._trust.correct(copies) if self._trust is not None and copies else (copies, left)
+
+    def _promise(self, path: Sequence[int]) -> tuple[dict[int, float], float]:
         copies: dict[int, float] = {}
         left = 1.0
         for order, followers in self._matches(path):
@@ -121,15 +169,22 @@ def lookup_tree(
     Where nothing matches, a node's children are exactly those of `best_first_tree`.
     """
     limit = history.settings.max_depth if max_depth is None else min(max_depth, history.settings.max_depth)
-    children = _mixed_children(stream_logits, history, parent_bias, min(max_children, num_nodes))
+    children = mixed_children(stream_logits, history, parent_bias, min(max_children, num_nodes))
     return grow_best_first(root, num_nodes, children, stop_ids, limit)
 
 
-def _mixed_children(
-    stream_logits: np.ndarray, history: CopyHistory, parent_bias: ParentBias | None, count: int
+def mixed_children(
+    stream_logits: np.ndarray,
+    history: CopyHistory,
+    parent_bias: ParentBias | None,
+    count: int,
+    least: float = 0.0,
 ) -> Callable[[tuple[int, ...]], tuple[np.ndarray, np.ndarray]]:
-    """A function: path (root first) → the best `count` child ids and their log-probabilities."""
-    streams = StreamChildren(stream_logits, parent_bias, count)
+    """A function: path (root first) → the best `count` child ids and their log-probabilities.
+
+    A child that is no copy and that the streams give less than `least` may be missing.
+    """
+    streams = StreamChildren(stream_logits, parent_bias, count, least)
     nothing = (np.zeros(0, np.int64), np.zeros(0))
 
     def ranked(path: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -141,8 +196,9 @@ def _mixed_children(
         if drafted:
             # A token that is no copy keeps its rank among the streams' own: their best are enough.
             log_probs = streams.log_probs(path)
-            for token in {*streams(path)[0].tolist(), *copies}:
-                mixed[token] = mixed.get(token, 0.0) + left * float(np.exp(log_probs[token]))
+            tokens = list({*streams(path)[0].tolist(), *copies})
+            for token, drafts in zip(tokens, np.exp(log_probs[tokens]).tolist(), strict=True):
+                mixed[token] = mixed.get(token, 0.0) + left * drafts
         best = sorted(((-p, token) for token, p in mixed.items() if p > 0))[:count]
         return np.array([t for _, t in best], np.int64), np.log([-p for p, _ in best])
 

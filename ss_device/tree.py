@@ -46,6 +46,10 @@ class DraftTree:
             mask[node] |= mask[self.parents[node]]
         return mask
 
+    def first(self, count: int) -> DraftTree:
+        """The tree of the first `count` nodes."""
+        return DraftTree(self.tokens[:count], self.parents[:count], self.depths[:count])
+
     def path(self, node: int) -> list[int]:
         """Node ids from the root to `node`, both included."""
         nodes = []
@@ -122,12 +126,26 @@ def grow_best_first(
     stop_ids: frozenset[int],
     depth_limit: int,
 ) -> DraftTree:
-    """Best-first search over any distribution of children.
+    """Best-first search over any distribution of children (`grow_with_probabilities`)."""
+    return grow_with_probabilities(root, num_nodes, ranked, stop_ids, depth_limit)[0]
+
+
+def grow_with_probabilities(
+    root: int,
+    num_nodes: int,
+    ranked: Callable[[tuple[int, ...]], tuple[np.ndarray, np.ndarray]],
+    stop_ids: frozenset[int],
+    depth_limit: int,
+    least: float = 0.0,
+) -> tuple[DraftTree, np.ndarray]:
+    """The tree of best-first search and its nodes' path probabilities, float64 [nodes], never growing.
 
     ranked: path of tokens (root first) → child ids and their log-probabilities, best first. Nodes are
-    popped in order of path probability, equal ones in the order in which they were found.
+    popped in order of path probability, equal ones in the order in which they were found; none below
+    `least` is taken. So the first nodes of a tree are the tree of that many nodes.
     """
-    paths, parents = [(root,)], [-1]
+    paths, parents, probabilities = [(root,)], [-1], [1.0]
+    limit = -np.log(least) if least > 0 else np.inf
     frontier: list[tuple[float, int, int, int]] = []  # -log p, creation order, parent, child rank
     found: list[tuple[np.ndarray, np.ndarray]] = []
     created = 0
@@ -140,7 +158,7 @@ def grow_best_first(
             created += 1
 
     def open_node(node: int, cost: float) -> None:
-        closed = len(paths[node]) > depth_limit or paths[node][-1] in stop_ids
+        closed = len(paths[node]) > depth_limit or paths[node][-1] in stop_ids or len(paths) == num_nodes
         found.append(((), ()) if closed else ranked(paths[node]))
         push(node, 0, cost)
 
@@ -148,29 +166,37 @@ def grow_best_first(
         open_node(0, 0.0)
     while frontier and len(paths) < num_nodes:
         cost, _, parent, rank = heapq.heappop(frontier)
+        if cost > limit:
+            break
         ids, log_probs = found[parent]
+        probabilities.append(float(np.exp(-cost)))
         paths.append((*paths[parent], int(ids[rank])))
         parents.append(parent)
         push(parent, rank + 1, cost + float(log_probs[rank]))
         open_node(len(paths) - 1, cost)
-    return tree_from_parents([path[-1] for path in paths], parents)
+    tree = tree_from_parents([path[-1] for path in paths], parents)
+    return tree, np.minimum.accumulate(np.array(probabilities))
 
 
 class StreamChildren:
     """Children by the streams: path of tokens (root first) → the best ids and log-probabilities.
 
-    stream_logits: [γ, V]; row g-1 at depth g, plus the parent's bias. `count` ids per node.
+    stream_logits: [γ, V]; row g-1 at depth g, plus the parent's bias. `count` ids per node, none of a
+    probability below `least`.
     """
 
-    def __init__(self, stream_logits: np.ndarray, parent_bias: ParentBias | None, count: int) -> None:
+    def __init__(
+        self, stream_logits: np.ndarray, parent_bias: ParentBias | None, count: int, least: float = 0.0
+    ) -> None:
         self._logits, self._bias, self._count = stream_logits, parent_bias, count
+        self._floor = np.log(least) if least > 0 else -np.inf
         self._log_probs: dict[tuple[int, int], np.ndarray] = {}
         self._ranked: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, path: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         key = self._key(path)
         if key not in self._ranked:
-            self._ranked[key] = _best(self.log_probs(path), self._count)
+            self._ranked[key] = _best(self.log_probs(path), self._count, self._floor)
         return self._ranked[key]
 
     def log_probs(self, path: tuple[int, ...]) -> np.ndarray:
@@ -187,9 +213,11 @@ class StreamChildren:
         return len(path) - 1, path[-1] if self._bias else -1
 
 
-def _best(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and values of the `count` largest scores, best first, ties to the lower id."""
-    if count < len(scores):
+def _best(scores: np.ndarray, count: int, floor: float = -np.inf) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and values of the `count` largest scores that reach `floor`, best first, ties to the lower id."""
+    if floor > -np.inf:
+        ids = np.nonzero(scores >= floor)[0]
+    elif count < len(scores):
         threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
         ids = np.nonzero(scores >= threshold)[0]
     else:

@@ -119,4 +119,5 @@ class AdapterBank:
     def _own_bytes(self, model: MLXStepModel, bias: ParentBias | None) -> int:
         """Bytes of the model's weights that are not the base's."""
         total = sum(array.nbytes for _, array in tree_flatten(model.decoder.parameters()))
+        total += model.decoder.merged_bytes
         return total - self.base_bytes + (bias.u.nbytes + bias.v.nbytes if bias else 0)

@@ -159,15 +159,12 @@ def tune_bundle(arguments: argparse.Namespace) -> None:
 
     bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
 
-    def model(nodes: int):
-        return open_backend("mlx", bundle, adapter, dtype, fastest_stream_rows(adapter, nodes))
-
-    total = len(tuner.candidates(adapter.num_nodes))
+    model = open_backend("mlx", bundle, adapter, dtype, fastest_stream_rows(adapter, adapter.num_nodes))
+    total = len(prompts) + len(tuner.candidates(adapter.num_nodes, adapter.config.num_streams)) + 1
     with progress(total, "tuning") as advance:
         choice, evidence = tuner.tune(
             model,
             bundle.parent_bias(adapter),
-            adapter.num_nodes,
             prompts,
             max_tokens,
             frozenset(bundle.manifest.architecture.eos_ids),
@@ -175,16 +172,12 @@ def tune_bundle(arguments: argparse.Namespace) -> None:
             advance,
         )
     write_tuning(bundle, adapter.app, dtype, choice, evidence)
-    lines = ["| draft | tokens per call | step ms | drafting ms | predicted tok/s |", "|---" * 5 + "|"]
+    lines = ["| draft | tokens per call | call ms | drafting ms | predicted tok/s |", "|---" * 5 + "|"]
     for found in sorted(evidence, key=lambda e: -e["tokens_per_second"]):
-        name = (
-            "plain"
-            if found["nodes"] == 1
-            else f"{found['nodes']} {found['shape']}" + " +lookup" * found["lookup"]
-        )
         times = f"{1000 * found['step_seconds']:.2f} | {1000 * found['draft_seconds']:.2f}"
         lines.append(
-            f"| {name} | {found['tokens_per_call']:.2f} | {times} | {found['tokens_per_second']:.1f} |"
+            f"| {found['draft']} | {found['tokens_per_call']:.2f} | {times} "
+            f"| {found['tokens_per_second']:.1f} |"
         )
     text = "\n".join([*lines, "", f"chosen: {choice.label()} (in {bundle.path / FILE})"])
     _show({"choice": choice.label(), "evidence": evidence}, text, arguments.json)

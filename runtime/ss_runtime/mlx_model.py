@@ -30,6 +30,7 @@ PRUNE_OVER = ("draft", "vocabulary")
 STREAM_ROWS = ("kept", "accepted", "none")
 BUCKET = 256
 PREFILL_CHUNK = 256
+SLOTS = 32  # unit of what a step that is not compiled reads of the buffers, in tokens
 
 
 class MLXStepModel:
@@ -44,9 +45,10 @@ class MLXStepModel:
     the same drafts for fewer rows, more reads of those layers' weights. `none`: no drafts, [0, V] stream
     logits: plain decoding. The main stream must not attend to streams for the last two.
 
-    Trees are padded to a power of two (or N); `bucket` is the unit by which buffers grow, in tokens. A
-    compiled step is traced once per tree size and buffer length; by default it is compiled on a GPU and
-    not on a CPU, where MLX runs a C++ compiler for every fused kernel it meets.
+    `bucket` is the unit by which buffers grow, in tokens. A compiled step is traced once per tree size and
+    buffer length, so trees are then padded to a power of two (or N), and it reads whole buffers. By default
+    it is compiled on a GPU and not on a CPU, where MLX runs a C++ compiler for every fused kernel it meets
+    and where every row and slot costs.
 
     Raises UserError for settings or arrays that do not fit.
     """
@@ -70,7 +72,9 @@ class MLXStepModel:
         num_kept = num_nodes if num_kept is None else num_kept
         _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows)
         config.check(architecture)
-        self.limits = StepLimits(num_nodes, num_kept, config.num_streams, context)
+        self.limits = StepLimits(
+            num_nodes, num_kept, config.num_streams, context, defers_streams=stream_rows == "accepted"
+        )
         self.config, self.prune_over, self.stream_rows = config, prune_over, stream_rows
         self.decoder = StreamDecoder(architecture, config, context)
         self.decoder.install(base_arrays, adapter_arrays, getattr(mx, dtype))
@@ -82,12 +86,21 @@ class MLXStepModel:
             bucket,
         )
         self._kept: np.ndarray | None = None
+        self._drafting: mx.array | None = None  # [1, h], of a step whose streams were put off
         if compiled is None:
             compiled = mx.default_device() == mx.gpu
         # Weights are listed as captured inputs: otherwise a later change of a weight would be ignored.
-        self._run_step = mx.compile(self._step_graph, inputs=self.decoder) if compiled else self._step_graph
+        self._compiled = compiled
+        steps = {defer: partial(self._step_graph, defer=defer) for defer in (False, True)}
+        if compiled:
+            steps = {defer: mx.compile(step, inputs=self.decoder) for defer, step in steps.items()}
+        elif stream_rows == "accepted":
+            self.decoder.merge_stream_lora()
+        self._run_step = steps
 
-    def prefill(self, tokens: Sequence[int], choose: Choose | None = None, reuse: int = 0) -> Proposal:
+    def prefill(
+        self, tokens: Sequence[int], choose: Choose | None = None, reuse: int = 0, defer: bool = False
+    ) -> Proposal:
         """Take the prompt: all but its last token in chunks without streams, the last as a tree's root.
 
         Forgets the text before but its first `reuse` tokens, which the caller knows to be the prompt's
@@ -99,35 +112,56 @@ class MLXStepModel:
         self.cache.reserve(len(tokens) - reuse + self._scratch_rows(1))
         for start in range(reuse, len(tokens) - 1, PREFILL_CHUNK):
             self._take_chunk(tokens[start : min(start + PREFILL_CHUNK, len(tokens) - 1)])
-        verified = self.step(root_only(int(tokens[-1])), choose)
+        verified = self.step(root_only(int(tokens[-1])), choose, defer)
         self.commit([0])
         return Proposal(int(verified.chosen[0]), verified.stream_logits)
 
-    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
+    def step(self, tree: DraftTree, choose: Choose | None = None, defer: bool = False) -> Verified:
         """Verify a tree of at most N nodes (METHOD: One decoding step). Changes nothing until `commit`.
 
-        With `choose` the step is not compiled and reads the logits of all nodes to the host.
+        With `choose` the step is not compiled and reads the logits of all nodes to the host. defer: leave
+        the accepted node's streams to `streams`, if anybody asks for them.
         """
         if tree.num_nodes > self.limits.num_nodes:
             raise ValueError(f"a tree of {tree.num_nodes} nodes, the step takes {self.limits.num_nodes}")
         if self.cache.length + int(tree.depths.max()) + 1 > self.limits.context:
             raise ValueError(f"the tree reaches past the context of {self.limits.context} tokens")
+        if defer and not self.limits.defers_streams:
+            raise ValueError(f"stream_rows '{self.stream_rows}' cannot put streams off")
         size = self._padded_size(tree.num_nodes)
         self.cache.reserve(self._scratch_rows(size))
         arrays, ancestors = _upload(tree, size)
         length = mx.array([self.cache.length])
+        run = self._run_step[defer]
+        if choose is not None:
+            decide = partial(_choose_on_host, choose, tree.num_nodes)
+            run = partial(self._step_graph, decide=decide, defer=defer)
         # The buffers are handed over, not shared: MLX then writes the rows in place.
         kv, self.cache.layers = self.cache.layers, []
-        if choose is None:
-            outcome, stream_logits, self.cache.layers = self._run_step(arrays, ancestors, length, kv)
-        else:
-            decide = partial(_choose_on_host, choose, tree.num_nodes)
-            outcome, stream_logits, self.cache.layers = self._step_graph(
-                arrays, ancestors, length, kv, decide
-            )
+        outcome, drafted, self.cache.layers = run(arrays, ancestors, length, kv)
         del kv
-        mx.eval(outcome, stream_logits, self.cache.layers)
-        return self._verified(tree, np.array(outcome), np.array(stream_logits))
+        mx.eval(outcome, drafted, self.cache.layers)
+        self._drafting = drafted if defer else None
+        logits = np.zeros((0, 0), np.float32) if defer else np.array(drafted)
+        return self._verified(tree, np.array(outcome), logits)
+
+    def streams(self) -> np.ndarray:
+        """Stream logits float32 [γ, V] of the node that the last step accepted, after its commit.
+
+        For a step that put them off. They see what is committed, and change nothing.
+        """
+        if self._drafting is None or self._kept is not None:
+            raise RuntimeError("streams follow the commit of a step that put them off")
+        rows = self._leaders + self.limits.num_streams
+        self.cache.reserve(rows)
+        length, nobody = mx.array([self.cache.length]), mx.zeros((1, 0), mx.bool_)
+        kv, self.cache.layers = list(self.cache.layers), []
+        slots, nowhere = self._slots(kv, rows), mx.zeros((0,), mx.int32)
+        x = self._node_streams(self._drafting, length - 1, nobody, nowhere, length, kv, slots)
+        logits = self.decoder.logits(x).astype(mx.float32)
+        self.cache.layers = kv
+        mx.eval(logits, kv[self.decoder.first_msa :])
+        return np.array(logits)
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the keys and values of these nodes (root first) of the last tree.
@@ -151,6 +185,8 @@ class MLXStepModel:
         return Verified(kept[real], chosen[real], accepted, stream_logits)
 
     def _padded_size(self, num_nodes: int) -> int:
+        if not self._compiled:
+            return num_nodes
         return min(1 << (num_nodes - 1).bit_length(), self.limits.num_nodes)
 
     def _scratch_rows(self, size: int) -> int:
@@ -160,11 +196,16 @@ class MLXStepModel:
         rows = {"kept": kept * (1 + streams), "accepted": kept + self._leaders + streams}
         return max(size, rows.get(self.stream_rows, 0))
 
+    def _slots(self, kv: Layers, rows: int) -> int:
+        """How many slots of the buffers a pass reads that writes `rows` rows behind the text."""
+        capacity, used = kv[0][0].shape[2], self.cache.length + rows
+        return capacity if self._compiled else min(capacity, -(-used // SLOTS) * SLOTS)
+
     def _take_chunk(self, tokens: Sequence[int]) -> None:
         """Commit prompt tokens that carry no streams."""
         count, length = len(tokens), mx.array([self.cache.length])
         causal = mx.tri(count, dtype=mx.bool_)
-        mask = cache_mask(causal, length, length, self.cache.capacity)
+        mask = cache_mask(causal, length, length, self._slots(self.cache.layers, count))
         positions = length + mx.arange(count)
         rows = self.decoder.rows(positions, count, mask, length)
         kv, self.cache.layers = self.cache.layers, []
@@ -174,16 +215,20 @@ class MLXStepModel:
         self.cache.length += count
         mx.eval(kv)
 
-    def _step_graph(self, arrays: mx.array, ancestors: mx.array, length: mx.array, kv: Layers, decide=None):
+    def _step_graph(
+        self, arrays: mx.array, ancestors: mx.array, length: mx.array, kv: Layers, decide=None, defer=False
+    ):
         """The whole step. arrays int32 [4, N]: tokens, parents, depths, and the count of real nodes.
 
         decide: kept ids [K], logits [K, V] → chosen tokens int32 [K]; None: argmax.
-        → outcome int32 [2K + 1], stream logits float32 [γ, V], buffers.
+        → outcome int32 [2K + 1], stream logits float32 [γ, V], buffers. With `defer`, instead of stream
+        logits the accepted node's row [1, h] at the first MSA layer's input.
         """
         decoder, kv = self.decoder, list(kv)
         tree = TreeArrays(arrays[0], arrays[1], arrays[2], ancestors, arrays[3, :1])
-        mask = cache_mask(tree.ancestors, length, length, kv[0][0].shape[2])
+        slots = self._slots(kv, self._scratch_rows(tree.size))
         positions = length + tree.depths
+        mask = cache_mask(tree.ancestors, length, length, slots)
         rows = decoder.rows(positions, tree.size, mask, length)
         embedded = decoder.embed_rows(tree.tokens, positions)
         main = decoder.run_layers(embedded, 0, decoder.first_msa, rows, kv)
@@ -191,19 +236,24 @@ class MLXStepModel:
         if tree.size > self.limits.num_kept:
             edges = decoder.early_exit_edges(main, tree, self.prune_over)
             kept = keep_best(node_scores(tree, edges), self.limits.num_kept)
-            main, tree = main[kept], tree.keep(kept)
-        upper = self._joint_pass if self.stream_rows == "kept" else self._separate_passes
+            main, tree, rows = main[kept], tree.keep(kept), None
         choose = partial(decide, kept) if decide else partial(mx.argmax, axis=-1)
-        chosen, accepted, stream_logits = upper(main, tree, length, kv, choose)
+        if self.stream_rows == "kept":
+            chosen, accepted, drafted = self._joint_pass(main, tree, length, kv, slots, choose)
+        else:
+            chosen, accepted = self._main_pass(main, tree, length, kv, slots, choose, rows)
+            drafted = main[accepted]
+            if not defer:
+                drafted = self._separate_pass(drafted, tree, accepted, length, kv, slots)
         outcome = mx.concatenate([kept.astype(mx.int32), chosen.astype(mx.int32), accepted])
-        return outcome, stream_logits.astype(mx.float32), kv
+        return outcome, drafted if defer else drafted.astype(mx.float32), kv
 
-    def _joint_pass(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers, choose):
+    def _joint_pass(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers, slots, choose):
         """MSA layers on all nodes and all their streams at once (the paper's step)."""
         decoder, size = self.decoder, tree.size
         positions = length + tree.depths
         among = stream_mask(tree.ancestors, self.limits.num_streams, self.config.main_attends_streams)
-        mask = cache_mask(among, length, length, kv[0][0].shape[2])
+        mask = cache_mask(among, length, length, slots)
         anchors = mx.concatenate([positions, mx.repeat(positions, self.limits.num_streams)])
         x = mx.concatenate([main, decoder.start_streams(main, positions)], axis=0)
         positions = mx.concatenate([positions, decoder.stream_positions(positions)])
@@ -214,34 +264,39 @@ class MLXStepModel:
         streams = x[size:].reshape(size, -1, x.shape[-1])[accepted][0]
         return chosen, accepted, decoder.logits(streams)
 
-    def _separate_passes(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers, choose):
-        """MSA layers on the nodes, then on the accepted node's streams alone (or on none)."""
-        decoder, size, capacity = self.decoder, tree.size, kv[0][0].shape[2]
-        positions = length + tree.depths
-        mask = cache_mask(tree.ancestors, length, length, capacity)
-        rows = decoder.rows(positions, size, mask, length)
-        top = decoder.run_layers(main, decoder.first_msa, len(kv), rows, kv)
-        chosen = choose(decoder.logits(top))
-        accepted = accepted_node(tree, chosen)
+    def _main_pass(self, main: mx.array, tree: TreeArrays, length, kv: Layers, slots: int, choose, rows):
+        """MSA layers on the nodes alone → chosen tokens [K], accepted node [1]. rows: None if pruned."""
+        decoder = self.decoder
+        if rows is None:
+            mask = cache_mask(tree.ancestors, length, length, slots)
+            rows = decoder.rows(length + tree.depths, tree.size, mask, length)
+        chosen = choose(decoder.logits(decoder.run_layers(main, decoder.first_msa, len(kv), rows, kv)))
+        return chosen, accepted_node(tree, chosen)
+
+    def _separate_pass(self, main: mx.array, tree: TreeArrays, accepted, length, kv: Layers, slots: int):
+        """MSA layers on the streams of the accepted node, main [1, h], alone or on none: logits [γ, V]."""
         if self.stream_rows == "none":
-            return chosen, accepted, mx.zeros((0, decoder.architecture.vocab_size))
-        streams = self._accepted_streams(main[accepted], tree, accepted, length, kv)
-        return chosen, accepted, decoder.logits(streams)
-
-    def _accepted_streams(self, main: mx.array, tree: TreeArrays, accepted: mx.array, length, kv: Layers):
-        """MSA layers on one node's streams alone, behind the nodes' rows in the buffers: [γ, h].
-
-        main [1, h]: the node at the first MSA layer's input. With `stream_top_keys` it goes along: its
-        attention decides in every layer what its streams see, and nobody sees the copy.
-        """
-        decoder, size, capacity, count = self.decoder, tree.size, kv[0][0].shape[2], self._leaders
-        gamma, positions = self.limits.num_streams, length + tree.depths
-        among = mx.pad(mx.tri(gamma, dtype=mx.bool_), [(count, 0), (count, 0)])
-        seen = mx.repeat(tree.ancestors[accepted], count + gamma, axis=0)
-        mask = cache_mask(mx.concatenate([seen, among], axis=1), length, length, capacity)
+            return mx.zeros((0, self.decoder.architecture.vocab_size))
+        positions, seen = length + tree.depths, tree.ancestors[accepted]
         here = positions[accepted]
+        streams = self._node_streams(main, here, seen, positions, length, kv, slots)
+        return self.decoder.logits(streams)
+
+    def _node_streams(
+        self, main: mx.array, here: mx.array, seen: mx.array, positions, length, kv: Layers, slots: int
+    ) -> mx.array:
+        """MSA layers on one node's streams alone, behind the S rows that follow the text: [γ, h].
+
+        main [1, h]: the node at the first MSA layer's input, here [1] its position. It sees the committed
+        text and `seen` bool [1, S] of those rows, whose positions [S] are given. With `stream_top_keys` it
+        goes along: its attention decides in every layer what its streams see, and nobody sees the copy.
+        """
+        decoder, size, count, gamma = self.decoder, seen.shape[1], self._leaders, self.limits.num_streams
+        among = mx.pad(mx.tri(gamma, dtype=mx.bool_), [(count, 0), (count, 0)])
+        among = mx.concatenate([mx.repeat(seen, count + gamma, axis=0), among], axis=1)
+        mask = cache_mask(among, length, length, slots)
         anchors = mx.repeat(here, count + gamma)
-        keys = slot_positions(mx.concatenate([positions, anchors]), length, capacity)
+        keys = slot_positions(mx.concatenate([positions, anchors]), length, slots)
         at = mx.concatenate([here[:count], decoder.stream_positions(here)])
         rows = decoder.rows(at, count, mask, length + size, anchors, keys)
         x = mx.concatenate([main[:count], decoder.start_streams(main, here)])

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
@@ -140,19 +141,22 @@ class ReusingModel:
     def limits(self) -> StepLimits:
         return self._model.limits
 
-    def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
+    def prefill(self, tokens: Sequence[int], choose: Choose | None = None, defer: bool = False) -> Proposal:
         """As `StepModel.prefill`, computing only what the cached text does not begin with."""
         text = self.text
         self.reused = text.common(tokens)
         text.trim(self.reused)
-        proposal = self._model.prefill(tokens, choose, self.reused)
+        proposal = self._model.prefill(tokens, choose, self.reused, defer)
         text.tokens[:] = [int(token) for token in tokens]
         text.reusable = len(tokens) - self._plain_only
         return proposal
 
-    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
+    def step(self, tree: DraftTree, choose: Choose | None = None, defer: bool = False) -> Verified:
         self._tree = tree
-        return self._model.step(tree, choose)
+        return self._model.step(tree, choose, defer)
+
+    def streams(self) -> np.ndarray:
+        return self._model.streams()
 
     def commit(self, path: Sequence[int]) -> None:
         self._model.commit(path)

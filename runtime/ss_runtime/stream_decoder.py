@@ -25,6 +25,8 @@ from ss_runtime.stream_layers import (
 )
 from ss_runtime.tree_graph import TreeArrays, slot_positions
 
+MERGE_UP_TO = 1 << 20
+
 
 class StreamDecoder(nn.Module):
     """Base model and adapter as one module. Module paths follow the canonical base names.
@@ -182,6 +184,18 @@ class StreamDecoder(nn.Module):
         self.load_weights(
             [(n, mx.array(a) if n in codes else as_weight(a, dtype)) for n, a in named.items()]
         )
+
+    def merge_stream_lora(self) -> None:
+        """Give streams matrices of their own where these are so small that their number of products is
+        what costs (MERGE_UP_TO weights each)."""
+        for layer in self.layers[self.first_msa :]:
+            layer.attn.merge_stream_lora(MERGE_UP_TO)
+            layer.mlp.merge_stream_lora(MERGE_UP_TO)
+
+    @property
+    def merged_bytes(self) -> int:
+        """Memory of the streams' own matrices, beside the parameters."""
+        return sum(block.merged_bytes for layer in self.layers for block in (layer.attn, layer.mlp))
 
     def _gain(self, name: str, array):
         """A norm's gain with `norm_offset`, in float32; other weights as they are."""

@@ -15,15 +15,22 @@ from ss_device.architecture import ATTENTION, Architecture
 from ss_device.config import SpeculativeConfig
 from ss_runtime.kv_cache import write_rows
 
-ACTIVATIONS = {"silu": nn.silu, "gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "relu": nn.relu}
+
+def silu(x: mx.array) -> mx.array:
+    """x · sigmoid(x). One exponential and a quotient: on a CPU cheaper than a sigmoid, and no C++ compiler
+    runs, as it does for `nn.silu`."""
+    return nn.silu(x) if mx.default_device() == mx.gpu else x / (1 + mx.exp(-x))
+
+
+ACTIVATIONS = {"silu": silu, "gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "relu": nn.relu}
 
 
 @dataclass(frozen=True)
 class View:
     """What layers with one window see of the rows of a pass.
 
-    mask: bool [R, C] over the key buffer; cos, sin: float32 [R, 1, rotated / 2] of the rows' positions,
-    None with learned positions.
+    mask: bool [R, S], the first S slots of the key buffer; cos, sin: float32 [R, 1, rotated] of the rows'
+    positions, sin negative in its first half (`rotate`), None with learned positions.
     """
 
     mask: mx.array
@@ -45,25 +52,30 @@ class Rows:
 
 
 def rotary_tables(positions: mx.array, frequencies: mx.array, factor: float) -> tuple[mx.array, mx.array]:
-    """cos and sin of every position's angles, times `factor`: float32 [R, 1, rotated / 2].
+    """cos and sin of every position's angles for `rotate`, times `factor`: float32 [R, 1, rotated].
 
     positions: int [R]; frequencies: float32 [rotated / 2] (`ss_device.rotary`).
     """
     angles = positions.astype(mx.float32)[:, None, None] * frequencies
     cos, sin = mx.cos(angles), mx.sin(angles)
-    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+    if factor != 1.0:
+        cos, sin = cos * factor, sin * factor
+    return mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
 
 
 def rotate(heads: mx.array, view: View) -> mx.array:
     """Rotary positions on the first features of [R, heads, head_dim], halves turned in float32."""
     if view.cos is None:
         return heads
-    half = view.cos.shape[-1]
-    first, second, rest = mx.split(heads, [half, 2 * half], axis=-1)
-    first, second = first.astype(mx.float32), second.astype(mx.float32)
-    turned = [first * view.cos - second * view.sin, second * view.cos + first * view.sin]
-    turned = mx.concatenate(turned, axis=-1).astype(heads.dtype)
-    return mx.concatenate([turned, rest], axis=-1) if rest.size else turned
+    rotated = view.cos.shape[-1]
+    half = rotated // 2
+    first, second = heads[..., :half], heads[..., half:rotated]
+    swapped = mx.concatenate([second, first], axis=-1)
+    straight = heads if rotated == heads.shape[-1] else heads[..., :rotated]
+    turned = (straight * view.cos + swapped * view.sin).astype(heads.dtype)
+    if rotated == heads.shape[-1]:
+        return turned
+    return mx.concatenate([turned, heads[..., rotated:]], axis=-1)
 
 
 def soft_cap(x: mx.array, cap: float | None) -> mx.array:
@@ -71,23 +83,25 @@ def soft_cap(x: mx.array, cap: float | None) -> mx.array:
 
 
 def attend(q, keys, values, mask: mx.array, scale: float, cap: float | None) -> mx.array:
-    """Grouped-query attention: q [1, H, R, D], keys and values [1, n_kv, C, D] → [1, H, R, D].
+    """Grouped-query attention: q [1, H, R, D], keys and values [1, n_kv, S, D] → [1, H, R, D].
 
-    mask: bool [R, C], or [1, H, R, C] where heads see different keys.
+    mask: bool [R, S], or [1, H, R, S] where heads see different keys. On a CPU the fused kernel is a
+    composition too, with one product per head: here there is one per key head, and slots that nobody sees
+    cost no exponential (their scores are −∞).
     """
-    if cap is None:
+    if cap is None and mx.default_device() == mx.gpu:
         return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
-    _, heads, rows, size = q.shape
     scores = attention_scores(q, keys, scale, cap)
     mask = mask if mask.ndim == 2 else mask.reshape(scores.shape)
     weights = mx.softmax(mx.where(mask, scores, -mx.inf), axis=-1, precise=True)
-    return (weights @ values[:, :, None]).reshape(1, heads, rows, size)
+    return (weights.reshape(1, keys.shape[1], -1, keys.shape[2]) @ values).reshape(q.shape)
 
 
 def attention_scores(q, keys, scale: float, cap: float | None) -> mx.array:
-    """Scaled, capped scores of q [1, H, R, D] at keys [1, n_kv, C, D]: [1, n_kv, H / n_kv, R, C]."""
-    grouped = (q * scale).reshape(1, keys.shape[1], -1, *q.shape[2:])
-    return soft_cap(grouped @ keys[:, :, None].swapaxes(-1, -2), cap)
+    """Scaled, capped scores of q [1, H, R, D] at keys [1, n_kv, S, D]: [1, n_kv, H / n_kv, R, S]."""
+    _, n_kv, size, width = keys.shape
+    scores = (q * scale).reshape(1, n_kv, -1, width) @ keys.swapaxes(-1, -2)
+    return soft_cap(scores.reshape(1, n_kv, -1, q.shape[2], size), cap)
 
 
 def rotate_values(values: mx.array, num_streams: int, turn: float) -> mx.array:
@@ -141,9 +155,35 @@ class AdaptedLinears(nn.Module):
         if is_msa and (rank := config.stream_lora_rank):
             scale = config.stream_lora_scale
             self.stream_lora = {name: LowRank(*shape, rank, scale) for name, shape in shapes.items()}
+        self._merged: dict[str, mx.array] = {}  # transposed, [in, out]
+
+    def merge_stream_lora(self, most: int) -> None:
+        """Keep the streams' own matrix of every projection of at most `most` weights that has one.
+
+        A pass of streams alone then takes one product where base and factors take three. Quantized
+        matrices stay as they are. Weights must not change afterwards.
+        """
+        self._merged = {}
+        for name, factors in self.get("stream_lora", {}).items():
+            linear = self[name]
+            if type(linear) is nn.Linear and linear.weight.size <= most:
+                weight = linear.weight + factors.scale * (factors.b @ factors.a)
+                if "lora" in self:
+                    shared = self["lora"][name]
+                    weight = weight + shared.scale * (shared.b @ shared.a)
+                self._merged[name] = weight.T
+        mx.eval(self._merged)
+
+    @property
+    def merged_bytes(self) -> int:
+        """Memory of the streams' own matrices."""
+        return sum(weight.nbytes for weight in self._merged.values())
 
     def project(self, name: str, x: mx.array, num_main: int) -> mx.array:
         """Projection `name` of rows [R, in] → [R, out]; rows from `num_main` on are streams."""
+        if num_main == 0 and name in self._merged:
+            y = x @ self._merged[name]
+            return y + self[name].bias if "bias" in self[name] else y
         y = self[name](x)
         if "lora" in self:
             y = y + self["lora"][name](x)
@@ -175,18 +215,19 @@ class Attention(AdaptedLinears):
         )
         if a.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, view), rotate(k, view)
+        q, k = mx.split(rotate(mx.concatenate([q, k], axis=1), view), [a.num_heads], axis=1)
         if self.value_rotation and rows.num_main < x.shape[0]:
             turned = rotate_values(v[rows.num_main :], self.num_streams, self.value_rotation)
             v = mx.concatenate([v[: rows.num_main], turned], axis=0)
         q, k, v = (part.transpose(1, 0, 2)[None] for part in (q, k, v))
-        keys, values = write_rows(kv[0], k, rows.slot), write_rows(kv[1], v, rows.slot)
+        kv = write_rows(kv[0], k, rows.slot), write_rows(kv[1], v, rows.slot)
         mask = view.mask
+        keys, values = (part[:, :, : mask.shape[1]] for part in kv)
         if 0 < self.stream_top_keys < mask.shape[1] and rows.num_main < x.shape[0]:
             mask = self._only_top_keys(q, keys, mask, rows)
         mixed = attend(q, keys, values, mask, a.query_scale, a.attention_softcap)
         mixed = mixed[0].transpose(1, 0, 2).reshape(x.shape[0], -1)
-        return self.project("o", mixed, rows.num_main), (keys, values)
+        return self.project("o", mixed, rows.num_main), kv
 
     def _only_top_keys(self, q: mx.array, keys: mx.array, mask: mx.array, rows: Rows) -> mx.array:
         """The mask [R, C] by head, [1, H, R, C]: of the main keys, streams see those that their main row

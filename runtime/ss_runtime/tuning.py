@@ -9,31 +9,58 @@ from dataclasses import asdict, dataclass
 
 from ss_device.bundle import Bundle
 from ss_device.decoding import Drafter
+from ss_device.draft_policy import AdaptiveDrafter, Experience, StepCosts
 from ss_device.errors import UserError
 from ss_device.files import read_json
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.tree import ParentBias
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE = "tuning.json"
 
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """A draft: nodes per call (1: plain decoding), shape, with copies or without."""
+    """The same draft in every step: nodes per call (1: plain decoding), shape, with copies or without.
+
+    max_streams: draft with the first γ' streams alone.
+    """
 
     num_nodes: int
     shape: str = "best-first"
     lookup: bool = False
+    max_streams: int | None = None
 
     def drafter(self, parent_bias: ParentBias | None) -> Drafter:
         lookup = PromptLookup() if self.lookup else None
-        return Drafter(self.num_nodes, self.shape, parent_bias=parent_bias, lookup=lookup)
+        return Drafter(
+            self.num_nodes,
+            self.shape,
+            parent_bias=parent_bias,
+            max_streams=self.max_streams,
+            lookup=lookup,
+        )
 
     def label(self) -> str:
-        return (
-            "plain" if self.num_nodes == 1 else f"{self.num_nodes} {self.shape}" + " +lookup" * self.lookup
-        )
+        if self.num_nodes == 1:
+            return "plain"
+        streams = f" {self.max_streams} streams" if self.max_streams else ""
+        return f"{self.num_nodes} {self.shape}{streams}" + " +lookup" * self.lookup
+
+
+@dataclass(frozen=True)
+class AdaptiveChoice:
+    """Nodes and streams of every step chosen while decoding, at most `num_nodes` (`AdaptiveDrafter`)."""
+
+    num_nodes: int
+    costs: StepCosts
+    experience: Experience
+
+    def drafter(self, parent_bias: ParentBias | None) -> AdaptiveDrafter:
+        return AdaptiveDrafter(self.num_nodes, self.costs, self.experience, parent_bias)
+
+    def label(self) -> str:
+        return f"adaptive, up to {self.num_nodes} nodes"
 
 
 def device_name() -> str:
@@ -46,7 +73,7 @@ def device_name() -> str:
     return " / ".join(part for part in (platform.system(), platform.machine(), name) if part)
 
 
-def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | None:
+def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | AdaptiveChoice | None:
     """The choice for an adapter, arithmetic and this device; None where nothing was measured.
 
     Raises UserError for a damaged file.
@@ -57,19 +84,36 @@ def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | None:
     raw = read_json(path)
     if raw.get("format_version") != FORMAT_VERSION:
         raise UserError(
-            f"{path}: format version {raw.get('format_version')}, this program reads {FORMAT_VERSION}"
+            f"{path}: format version {raw.get('format_version')}, this program reads {FORMAT_VERSION}; "
+            "run ss-bench tune again"
         )
     try:
         entry = raw["devices"].get(device_name(), {}).get(f"{app}:{dtype}")
-        return DraftChoice(**entry["choice"]) if entry else None
-    except (KeyError, TypeError, AttributeError) as error:
+        return _choice(entry["choice"]) if entry else None
+    except (KeyError, TypeError, AttributeError, ValueError, UserError) as error:
         raise UserError(f"{path}: missing or wrong entry ({error}); run ss-bench tune again") from error
 
 
-def write_tuning(bundle: Bundle, app: str, dtype: str, choice: DraftChoice, evidence: list[dict]) -> None:
-    """Add or replace one entry, in one go."""
+def _choice(raw: dict) -> DraftChoice | AdaptiveChoice:
+    if "costs" not in raw:
+        return DraftChoice(**raw)
+    costs = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["costs"].items()}
+    experience = dict(raw["experience"])
+    for name in ("gains", "trust"):
+        experience[name] = tuple(tuple(pair) for pair in experience[name])
+    for name in ("copies", "streams"):
+        experience[name] = tuple(experience[name])
+    return AdaptiveChoice(raw["num_nodes"], StepCosts(**costs), Experience(**experience))
+
+
+def write_tuning(
+    bundle: Bundle, app: str, dtype: str, choice: DraftChoice | AdaptiveChoice, evidence: list[dict]
+) -> None:
+    """Add or replace one entry, in one go. A file of another format version is replaced."""
     path = bundle.path / FILE
-    raw = read_json(path) if path.is_file() else {"format_version": FORMAT_VERSION, "devices": {}}
+    raw = read_json(path) if path.is_file() else {}
+    if raw.get("format_version") != FORMAT_VERSION:
+        raw = {"format_version": FORMAT_VERSION, "devices": {}}
     entries = raw["devices"].setdefault(device_name(), {})
     entries[f"{app}:{dtype}"] = {"choice": asdict(choice), "evidence": evidence}
     partial = path.with_name(f".{FILE}.partial")

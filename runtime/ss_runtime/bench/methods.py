@@ -95,21 +95,28 @@ def _ours(name: str, setting: Setting) -> Method:
 
 
 class TimedModel:
-    """A step model with the seconds of its step and commit calls."""
+    """A step model with the seconds of its steps, streams that were put off included."""
 
     def __init__(self, model: StepModel) -> None:
         self._model, self.limits, self.seconds = model, model.limits, []
 
-    def prefill(self, tokens, *choose):
-        proposal = self._model.prefill(tokens, *choose)
+    def prefill(self, tokens, **options):
+        proposal = self._model.prefill(tokens, **options)
         self.seconds = []
         return proposal
 
-    def step(self, tree, *choose):
+    def step(self, tree, **options):
         start = time.perf_counter()
-        verified = self._model.step(tree, *choose)
+        verified = self._model.step(tree, **options)
         self.seconds.append(time.perf_counter() - start)
         return verified
+
+    def streams(self):
+        start = time.perf_counter()
+        logits = self._model.streams()
+        if self.seconds:  # else they belong to the prompt
+            self.seconds[-1] += time.perf_counter() - start
+        return logits
 
     def commit(self, path):
         self._model.commit(path)

@@ -1,100 +1,219 @@
 """`ss-bench tune`: which draft pays on this device, plain decoding among the candidates.
 
-Tokens per call come from decoding the prompts, seconds per model call from steps timed in turns at one
-context length, seconds of drafting from the same decoding runs. What is predicted is their quotient.
+Three measurements are put together. Seconds of a step per tree size, and of the streams' own pass, from
+steps timed in turns at one context length. What the model says and what its streams draft at every
+position of the prompts' own answers, recorded once. Tokens per call and the host's seconds of drafting
+from replaying that record under every candidate: no candidate needs the model again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ss_device.decoding import Drafter, StepModel, decode
-from ss_device.tree import tree_from_parents
-from ss_runtime.bench.methods import TimedModel
-from ss_runtime.tuning import DraftChoice
+from ss_device.decoding import Proposal, StepLimits, StepModel, Verified, decode
+from ss_device.draft_policy import NUM_CELLS, AdaptiveDrafter, Experience, StepCosts
+from ss_device.tree import DraftTree, root_only, tree_from_parents
+from ss_runtime.tuning import AdaptiveChoice, DraftChoice
+
+SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64)
 
 
-def candidates(num_nodes: int) -> list[DraftChoice]:
-    """Plain decoding, then every shape at powers of two up to the bundle's nodes."""
-    sizes = sorted({1 << power for power in range(1, 12) if 1 << power < num_nodes} | {num_nodes} - {1})
+def tree_sizes(num_nodes: int) -> list[int]:
+    """Tree sizes that are measured: 1, the known ones below the bundle's nodes, and those."""
+    return sorted({1, num_nodes, *(size for size in SIZES if size < num_nodes)})
+
+
+def candidates(num_nodes: int, num_streams: int) -> list[DraftChoice]:
+    """Plain decoding, every shape at every size, and half of the streams."""
     found = [DraftChoice(1)]
-    for size in sizes:
+    for size in tree_sizes(num_nodes)[1:]:
         for lookup in (False, True):
             found += [DraftChoice(size, "best-first", lookup), DraftChoice(size, "chain", lookup)]
+        if num_streams > 1:
+            found.append(DraftChoice(size, "best-first", True, num_streams // 2))
     return found
 
 
-def step_seconds(model: StepModel, sizes: Sequence[int], context: int, rounds: int) -> dict[int, float]:
-    """Median seconds of a step per tree size behind `context` tokens; sizes in turns, up and down."""
+def measure_costs(model: StepModel, num_nodes: int, context: int, rounds: int) -> StepCosts:
+    """Median seconds behind `context` tokens: per tree size, in turns, and of the streams' own pass.
+
+    A model that computes streams in every step has no pass of their own: 0 seconds.
+    """
+    defers = model.limits.defers_streams
+    options = {"defer": True} if defers else {}
     model.prefill([1] * context)
+    sizes = tree_sizes(num_nodes)
     trees = {n: tree_from_parents([1] * n, [-1] + [0] * (n - 1)) for n in sizes}
-    taken: dict[int, list[float]] = {n: [] for n in sizes}
+    taken: dict[int, list[float]] = {n: [] for n in [*sizes, 0]}  # 0: the streams
     for round_number in range(rounds + 1):
-        for size in list(sizes) if round_number % 2 else list(sizes)[::-1]:
-            start = time.perf_counter()
-            model.step(trees[size])
-            if round_number:  # the first one warms up
-                taken[size].append(time.perf_counter() - start)
-    return {size: float(np.median(seconds)) for size, seconds in taken.items()}
+        for size in sizes if round_number % 2 else sizes[::-1]:
+            seconds = _seconds(lambda n=size: model.step(trees[n], **options))
+            if round_number:  # the first round warms up
+                taken[size].append(seconds)
+        if defers:
+            model.commit([0])
+            taken[0].append(_seconds(model.streams))
+    streams = float(np.median(taken.pop(0))) if defers else 0.0
+    medians = [float(np.median(taken[size])) for size in sizes]
+    return StepCosts(tuple(sizes), tuple(np.maximum.accumulate(medians).tolist()), streams)
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A prompt's own answer. tokens: generated ids; stream_logits: float16 [tokens, γ, V], of the position
+    that decided each."""
+
+    prompt: list[int]
+    tokens: list[int]
+    stream_logits: np.ndarray
+
+
+def record(
+    model: StepModel, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]
+) -> Recording:
+    """Decode plainly and keep every position's streams: γ · V · 2 bytes per token."""
+    proposal = model.prefill(list(prompt))
+    tokens, drafts = [proposal.root], [proposal.stream_logits]
+    limit = min(max_tokens, model.limits.context - len(prompt) + 1)
+    while tokens[-1] not in stop_ids and len(tokens) < limit:
+        verified = model.step(root_only(tokens[-1]))
+        model.commit([0])
+        tokens.append(int(verified.chosen[0]))
+        drafts.append(verified.stream_logits)
+    return Recording(list(prompt), tokens, np.stack(drafts).astype(np.float16))
+
+
+class RecordedModel:
+    """A step model that says what a recording says; `calls` and `seconds` by the table of costs.
+
+    Behind the recording's end it repeats the last token and draft: the caller's limit ends the text.
+    """
+
+    def __init__(self, recording: Recording, costs: StepCosts, num_nodes: int) -> None:
+        vocab = recording.stream_logits.shape[1]
+        context = len(recording.prompt) + len(recording.tokens) + num_nodes + 1
+        self.limits = StepLimits(num_nodes, num_nodes, vocab, context, defers_streams=True)
+        self._recording, self._costs, self._table = recording, costs, costs.up_to(num_nodes)
+        self._position = self._next = 0
+        self.calls, self.seconds = 0, 0.0
+
+    def prefill(self, tokens, choose=None, defer=False) -> Proposal:
+        del tokens, choose, defer
+        return Proposal(self._recording.tokens[0], self._drafts(0))
+
+    def step(self, tree: DraftTree, choose=None, defer=False) -> Verified:
+        chosen, node, position = np.full(tree.num_nodes, -1), 0, self._position
+        tokens = self._recording.tokens
+        while True:
+            chosen[node] = tokens[min(position + 1, len(tokens) - 1)]
+            following = [c for c in tree.children(node) if tree.tokens[c] == chosen[node]]
+            position += 1
+            if not following:
+                break
+            node = following[0]
+        self._next = position
+        self.calls += 1
+        plain = tree.num_nodes == 1 and not defer
+        self.seconds += self._table[tree.num_nodes - 1] + (0.0 if defer or plain else self._costs.streams)
+        return Verified(np.arange(tree.num_nodes), chosen, node, self._drafts(position))
+
+    def commit(self, path) -> None:
+        self._position = self._next
+
+    def streams(self) -> np.ndarray:
+        self.seconds += self._costs.streams
+        return self._drafts(self._position)
+
+    def _drafts(self, position: int) -> np.ndarray:
+        drafts = self._recording.stream_logits
+        return drafts[min(position, len(drafts) - 1)].astype(np.float32)
+
+
+def replay(
+    drafter, recordings: Sequence[Recording], costs: StepCosts, stop_ids: frozenset[int]
+) -> tuple[float, float, float]:
+    """Tokens per call, model seconds per call by the table, host seconds of drafting per call."""
+    tokens = calls = 0
+    model_seconds = host = 0.0
+    for recording in recordings:
+        model = RecordedModel(recording, costs, max(drafter.num_nodes, 1))
+        steps = decode(model, drafter, recording.prompt, len(recording.tokens), stop_ids)
+        start = time.thread_time()  # of this thread alone, whatever else the machine does
+        tokens += sum(len(step.tokens) for step in steps) - 1
+        host += time.thread_time() - start
+        calls, model_seconds = calls + model.calls, model_seconds + model.seconds
+    return tokens / max(calls, 1), model_seconds / max(calls, 1), host / max(calls, 1)
+
+
+def learn(
+    num_nodes: int, costs: StepCosts, parent_bias, recordings: Sequence[Recording], stop_ids
+) -> Experience:
+    """Experience of the recordings: decoded without streams, always with them, then where they pay."""
+    rate = 1.0 / costs.seconds[0]
+    blank = Experience(rate, ((2.0, costs.up_to(num_nodes)[min(7, num_nodes - 1)]),) * NUM_CELLS)
+    found = {}
+    for streams in ("never", "always"):
+        drafter = AdaptiveDrafter(num_nodes, costs, blank, parent_bias, streams=streams)
+        replay(drafter, recordings, costs, stop_ids)
+        found[streams] = drafter.experience()
+    never, always = found["never"], found["always"]
+    start = replace(always, rate=max(never.rate, always.rate), copies=never.copies)
+    drafter = AdaptiveDrafter(num_nodes, costs, start, parent_bias)
+    replay(drafter, recordings, costs, stop_ids)
+    return drafter.experience()
 
 
 def tune(
-    models: Callable[[int], StepModel],
+    model: StepModel,
     parent_bias,
-    num_nodes: int,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     stop_ids: frozenset[int],
     rounds: int = 9,
     report: Callable[[str], None] = lambda text: None,
-) -> tuple[DraftChoice, list[dict]]:
+) -> tuple[DraftChoice | AdaptiveChoice, list[dict]]:
     """The candidate with the most predicted tokens per second, and the evidence for all of them.
 
-    models: nodes per call → the step model that is fastest for it (plain decoding needs no streams).
+    The adaptive draft learns from the first half of the prompts and is judged by the second half; what is
+    written is what it learned from all of them.
     """
-    context = int(np.median([len(p) for p in prompts]))
-    wanted = candidates(num_nodes)
-    drafting, plain = models(num_nodes), models(1)
-    seconds = step_seconds(drafting, sorted({c.num_nodes for c in wanted} - {1}), context, rounds)
-    seconds |= step_seconds(plain, [1], context, rounds)
+    num_nodes = model.limits.num_nodes
+    costs = measure_costs(model, num_nodes, int(np.median([len(p) for p in prompts])), rounds)
+    recordings = []
+    for prompt in prompts:
+        recordings.append(record(model, prompt, max_tokens, stop_ids))
+        report("recording")
+    half = (len(recordings) + 1) // 2
+    learned, judged = recordings[:half], recordings[half:] or recordings
+    known = learn(num_nodes, costs, parent_bias, learned, stop_ids)
+    wanted = [*candidates(num_nodes, model.limits.num_streams), AdaptiveChoice(num_nodes, costs, known)]
     evidence = []
     for choice in wanted:
-        model = TimedModel(plain if choice.num_nodes == 1 else drafting)
-        per_call, draft_seconds = _tokens_per_call(
-            model, choice.drafter(parent_bias), prompts, max_tokens, stop_ids
-        )
-        rate = per_call / (seconds[choice.num_nodes] + draft_seconds)
-        evidence.append(
-            {
-                "nodes": choice.num_nodes,
-                "shape": choice.shape,
-                "lookup": choice.lookup,
-                "tokens_per_call": round(per_call, 4),
-                "step_seconds": round(seconds[choice.num_nodes], 6),
-                "draft_seconds": round(draft_seconds, 6),
-                "tokens_per_second": round(rate, 3),
-            }
-        )
+        found = replay(choice.drafter(parent_bias), judged, costs, stop_ids)
+        evidence.append(_evidence(choice.label(), *found))
         report(choice.label())
-    best = max(range(len(wanted)), key=lambda i: evidence[i]["tokens_per_second"])
-    return wanted[best], evidence
+    best = int(np.argmax([e["tokens_per_second"] for e in evidence]))
+    choice = wanted[best]
+    if isinstance(choice, AdaptiveChoice):
+        choice = replace(choice, experience=learn(num_nodes, costs, parent_bias, recordings, stop_ids))
+    return choice, evidence
 
 
-def _tokens_per_call(
-    model: TimedModel, drafter: Drafter, prompts, max_tokens: int, stop_ids: frozenset[int]
-) -> tuple[float, float]:
-    """Tokens per call after the prompt's, and the host's seconds per call beside the model's."""
-    tokens = calls = 0
-    host = 0.0
-    for prompt in prompts:
-        steps = decode(model, drafter, prompt, max_tokens, stop_ids)
-        next(steps)
-        start = time.perf_counter()
-        records = list(steps)
-        host += time.perf_counter() - start - sum(model.seconds)
-        tokens += sum(len(record.tokens) for record in records)
-        calls += len(records)
-    return tokens / max(calls, 1), host / max(calls, 1)
+def _evidence(label: str, tokens_per_call: float, model_seconds: float, host_seconds: float) -> dict:
+    return {
+        "draft": label,
+        "tokens_per_call": round(tokens_per_call, 4),
+        "step_seconds": round(model_seconds, 6),
+        "draft_seconds": round(host_seconds, 6),
+        "tokens_per_second": round(tokens_per_call / (model_seconds + host_seconds), 3),
+    }
