@@ -40,8 +40,8 @@ def evaluate_adapter(
     prompt are one prompt with several references. The metric comes with a 95 % bootstrap interval.
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
-    app = with_tokenizer_template(load_application(app_name or adapter.app), base_folder)
-    tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
+    app = with_tokenizer_template(load_application(app_name or adapter.app), base.path)
+    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
     tests = load_test_prompts(app, data, limit, seed=0)
     prompts = encode_prompts(
         app, [(t.text, t.row) for t in tests], tokenizer, base.architecture.bos_id,

@@ -32,8 +32,8 @@ def score_model(
 ) -> dict:
     """Greedy float32 answers to `limit` prompts (those `evaluate` draws) and their metric."""
     base = open_base(base_folder)
-    app = with_tokenizer_template(load_application(app_name), base_folder)
-    tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
+    app = with_tokenizer_template(load_application(app_name), base.path)
+    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
     tests, eos_ids = load_test_prompts(app, data, limit), base.architecture.eos_ids
     pairs = [(t.text, t.row) for t in tests]
     prompts = encode_prompts(app, pairs, tokenizer, base.architecture.bos_id, eos_ids[0])
