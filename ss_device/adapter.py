@@ -60,8 +60,15 @@ class Adapter:
         }
 
     def check_base(self, base: BaseFolder) -> None:
-        """Raise UserError unless the adapter was trained on this base and tokenizer."""
+        """Raise UserError unless the adapter was trained on this base and tokenizer.
+
+        A base with MLX's quantized weights is taken for a copy of that base where its sizes fit: its
+        files, the tokenizer's among them, are others.
+        """
         mine, theirs = self.base, base.identity
+        if mine != theirs and base.is_packed:
+            self.check_shapes(base.architecture)
+            return
         if mine.sha256 != theirs.sha256:
             raise UserError(
                 f"adapter '{self.app}' was trained on base '{mine.name}' (sha256 "

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ss_device.architecture import Architecture
-from ss_device.checkpoint_weights import CheckpointWeights
+from ss_device.checkpoint_weights import CheckpointWeights, checkpoint_tensors
 from ss_device.errors import UserError
 from ss_device.families import read_architecture
 from ss_device.files import read_json, sha256
@@ -41,11 +41,19 @@ class BaseFolder:
     identity: BaseIdentity
 
     def stored_weights(self) -> CheckpointWeights:
-        """Canonical name → array in the checkpoint's precision (bfloat16 as float32), read when asked for.
+        """Canonical name → array in the checkpoint's precision, read when asked for.
+
+        bfloat16 and MLX's quantized matrices come as float32.
 
         Names and shapes are checked now; nothing stays in memory.
         """
-        return CheckpointWeights(weight_files(self.path), self.architecture, str(self.path))
+        stored = checkpoint_tensors(weight_files(self.path), self.architecture)
+        return CheckpointWeights(stored, self.architecture, str(self.path))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether some matrices are quantized in MLX's way (mlx-community's checkpoints)."""
+        return bool(self.stored_weights().packed)
 
     def weights(self) -> dict[str, np.ndarray]:
         """All of `stored_weights`, in memory."""

@@ -80,6 +80,17 @@ class Plan:
     inputs: str
 
     @property
+    def notes(self) -> list[str]:
+        """What the user should know of the inputs."""
+        name = self.base.identity.name
+        return [
+            f"base '{name}' is quantized: taken for a copy of '{planned.adapter.base.name}', on which "
+            f"'{planned.app}' was trained"
+            for planned in self.adapters
+            if planned.adapter.base.sha256 != self.base.identity.sha256
+        ]
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """Paths of the Core ML packages inside the bundle: one per part, each for all adapters."""
         names = part_names(self.base.identity.name.rpartition("/")[2], len(self.form.cuts) + 1)
