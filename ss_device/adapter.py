@@ -15,6 +15,7 @@ from ss_device.config import SpeculativeConfig, parameter_count, tensor_shapes
 from ss_device.errors import UserError
 from ss_device.families import canonical_parts
 from ss_device.files import folder_in_one_go, read_json, read_tensors
+from ss_device.hub import is_hub_id
 from ss_device.tree import ParentBias
 
 FORMAT_VERSION = 1
@@ -59,8 +60,15 @@ class Adapter:
         }
 
     def check_base(self, base: BaseFolder) -> None:
-        """Raise UserError unless the adapter was trained on this base and tokenizer."""
+        """Raise UserError unless the adapter was trained on this base and tokenizer.
+
+        A base with MLX's quantized weights is taken for a copy of that base where its sizes fit: its
+        files, the tokenizer's among them, are others.
+        """
         mine, theirs = self.base, base.identity
+        if mine != theirs and base.is_packed:
+            self.check_shapes(base.architecture)
+            return
         if mine.sha256 != theirs.sha256:
             raise UserError(
                 f"adapter '{self.app}' was trained on base '{mine.name}' (sha256 "
@@ -170,9 +178,14 @@ def find_adapter(name: str, models: Path) -> Path:
 
 
 def find_base(adapter: Adapter, models: Path) -> Path:
-    """Folder of the adapter's base under `models/base`; UserError lists those found."""
+    """Folder of the adapter's base under `models/base`, else its id on the hub (for `open_base`).
+
+    UserError lists the bases found.
+    """
     folder = models / "base" / adapter.base.name
     if not folder.is_dir():
+        if is_hub_id(adapter.base.name):
+            return Path(adapter.base.name)
         known = sorted(p.parent.name for p in (models / "base").glob("*/config.json"))
         raise UserError(
             f"base model '{adapter.base.name}' of adapter '{adapter.app}' is not under "

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from ss_device.architecture import Architecture
-from ss_device.checkpoint_weights import CheckpointWeights
+from ss_device.checkpoint_weights import CheckpointWeights, checkpoint_tensors
 from ss_device.errors import UserError
 from ss_device.families import read_architecture
 from ss_device.files import read_json, sha256
+from ss_device.hub import download_base, is_hub_id
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 INDEX_FILE = "model.safetensors.index.json"
@@ -40,11 +41,19 @@ class BaseFolder:
     identity: BaseIdentity
 
     def stored_weights(self) -> CheckpointWeights:
-        """Canonical name → array in the checkpoint's precision (bfloat16 as float32), read when asked for.
+        """Canonical name → array in the checkpoint's precision, read when asked for.
+
+        bfloat16 and MLX's quantized matrices come as float32.
 
         Names and shapes are checked now; nothing stays in memory.
         """
-        return CheckpointWeights(weight_files(self.path), self.architecture, str(self.path))
+        stored = checkpoint_tensors(weight_files(self.path), self.architecture)
+        return CheckpointWeights(stored, self.architecture, str(self.path))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether some matrices are quantized in MLX's way (mlx-community's checkpoints)."""
+        return bool(self.stored_weights().packed)
 
     def weights(self) -> dict[str, np.ndarray]:
         """All of `stored_weights`, in memory."""
@@ -54,17 +63,25 @@ class BaseFolder:
 def open_base(path: Path | str) -> BaseFolder:
     """Read config, tokenizer and digests of a base folder, no tensor yet.
 
+    path: a folder, else an id on the Hugging Face hub (`ss_device.hub`), which is then the base's name.
     Raises UserError that names what is missing: folder, config.json, weights or tokenizer.json.
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"{path}: no such base model folder")
+    path, name = _located(Path(path))
     architecture = read_architecture(read_json(path / "config.json"))
     tokenizer = path / "tokenizer.json"
     if not tokenizer.is_file():
         raise UserError(f"{path}: no tokenizer.json (a base model folder needs its tokenizer)")
-    identity = BaseIdentity(path.name, sha256(*weight_files(path)), sha256(tokenizer))
+    identity = BaseIdentity(name, sha256(*weight_files(path)), sha256(tokenizer))
     return BaseFolder(path, architecture, identity)
+
+
+def _located(path: Path) -> tuple[Path, str]:
+    """Folder and name of a base that was named by folder or by its id on the hub."""
+    if path.is_dir():
+        return path, path.name
+    if not is_hub_id(path):
+        raise UserError(f"{path}: no such base model folder")
+    return download_base(str(path)), str(path)
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -17,8 +17,11 @@ import numpy as np
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError, one_line
 from ss_device.families import canonical_parts
+from ss_device.packed_weights import FACTORS, dequantize, packings
 
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "I64": "<i8", "I32": "<i4"}
+FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+TIED = ("head.weight", "head.scales", "head.biases")
+DTYPES = FLOATS | {"U32": "<u4", "U8": "|u1", "I64": "<i8", "I32": "<i4"}
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,30 @@ class StoredTensor:
         """Rows start..stop-1 (to the end if None): consecutive bytes, since rows come first."""
         if start == 0 and stop is None:
             return self
-        width = math.prod(self.shape[1:]) * np.dtype(DTYPES[self.dtype]).itemsize
+        width = math.prod(self.shape[1:]) * self._itemsize
         count = self.shape[0] - start if stop is None else stop - start
         return StoredTensor(self.path, self.offset + start * width, self.dtype, (count, *self.shape[1:]))
 
-    def read(self) -> np.ndarray:
-        """The values, bfloat16 widened to float32."""
-        count = math.prod(self.shape)
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self._itemsize
+
+    @property
+    def _itemsize(self) -> int:
+        return np.dtype(DTYPES[self.dtype]).itemsize
+
+    def raw(self) -> np.ndarray:
+        """The tensor's bytes as they are in the file."""
         with open(self.path, "rb") as file:
             file.seek(self.offset)
-            values = np.fromfile(file, DTYPES[self.dtype], count)
-        if values.size != count:
+            values = np.fromfile(file, np.uint8, self.num_bytes)
+        if values.size != self.num_bytes:
             raise UserError(f"{self.path}: not a readable safetensors file (it ends too early)")
+        return values
+
+    def read(self) -> np.ndarray:
+        """The values, bfloat16 widened to float32."""
+        values = self.raw().view(DTYPES[self.dtype])
         if self.dtype == "BF16":
             values = (values.astype("<u4") << 16).view("<f4")
         return values.reshape(self.shape)
@@ -81,62 +96,97 @@ def write_tensors(
     for name, shape in shapes.items():
         start, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "F16", "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # readers expect aligned data
     with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(_header(header))
         for name in shapes:
             read(name).astype("<f2", copy=False).tofile(file)
+
+
+def write_stored(path: Path, stored: Mapping[str, StoredTensor]) -> None:
+    """Write a safetensors file with the very bytes of stored tensors, one tensor at a time in memory."""
+    header, end = {}, 0
+    for name, tensor in stored.items():
+        start, end = end, end + tensor.num_bytes
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    with open(path, "wb") as file:
+        file.write(_header(header))
+        for tensor in stored.values():
+            tensor.raw().tofile(file)
+
+
+def _header(entries: dict) -> bytes:
+    """Length and JSON text of a safetensors file's header; readers expect aligned data behind it."""
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def checkpoint_tensors(files: Sequence[Path], architecture: Architecture) -> dict[str, StoredTensor]:
+    """Canonical name → place of a checkpoint's tensors; fused ones are split by their rows.
+
+    Raises UserError for an unexpected name and a damaged file.
+    """
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        for name, stored in stored_tensors(file).items():
+            try:
+                parts = canonical_parts(architecture, name)
+            except UserError as error:
+                raise UserError(f"{file}: {error}") from error
+            if stored.dtype not in DTYPES and parts:
+                raise UserError(f"{file}: tensor '{name}' has the number format {stored.dtype}")
+            for part in parts:
+                if not (architecture.tied_head and part.name in TIED):
+                    found[part.name] = stored.rows(part.start, part.stop)
+    return found
 
 
 class CheckpointWeights(Mapping[str, np.ndarray]):
     """Canonical name → array, read from disk at every access and not kept.
 
-    Fused tensors are split by reading their rows. Raises UserError, when built, for an unexpected name, a
-    missing tensor, a wrong shape or a number format that is not covered.
+    stored: `checkpoint_tensors`, or the tensors of a file with canonical names. MLX's quantized matrices
+    (`packed`) are read as the float32 values they stand for. Raises UserError, when built, for a missing
+    or unexpected tensor, a wrong shape or a number format that is not covered.
     """
 
-    def __init__(self, files: Sequence[Path], architecture: Architecture, where: str) -> None:
-        self._stored: dict[str, StoredTensor] = {}
-        for file in files:
-            for name, stored in stored_tensors(file).items():
-                self._take(name, stored, architecture)
-        self._check(architecture.weight_shapes(), where)
+    def __init__(self, stored: Mapping[str, StoredTensor], architecture: Architecture, where: str) -> None:
+        self.stored = dict(stored)
+        self._shapes = architecture.weight_shapes()
+        self.packed = packings(self.stored, self._shapes, where)
+        self._check(where)
 
-    def _take(self, name: str, stored: StoredTensor, architecture: Architecture) -> None:
-        try:
-            parts = canonical_parts(architecture, name)
-        except UserError as error:
-            raise UserError(f"{stored.path}: {error}") from error
-        if stored.dtype not in DTYPES and parts:
-            raise UserError(f"{stored.path}: tensor '{name}' has the number format {stored.dtype}")
-        for part in parts:
-            if part.name.endswith((".scales", ".biases")):
-                raise UserError(
-                    f"{stored.path}: quantized weights ('{name}'); give the base in 16 or 32 bits here"
-                )
-            if not (part.name == "head.weight" and architecture.tied_head):
-                self._stored[part.name] = stored.rows(part.start, part.stop)
-
-    def _check(self, expected: dict[str, tuple[int, ...]], where: str) -> None:
-        for name, shape in expected.items():
-            if name not in self._stored:
+    def _check(self, where: str) -> None:
+        for name, shape in self._shapes.items():
+            if name not in self.stored:
                 raise UserError(f"{where}: tensor '{name}' is missing")
-            if self._stored[name].shape != shape:
-                found = self._stored[name].shape
+            if name.removesuffix(".weight") in self.packed:
+                continue
+            if self.stored[name].shape != shape:
+                found = self.stored[name].shape
                 raise UserError(f"{where}: tensor '{name}' has shape {found}, expected {shape}")
-        if extra := sorted(set(self._stored) - set(expected)):
+            if self.stored[name].dtype not in FLOATS:
+                raise UserError(f"{where}: tensor '{name}' has the number format {self.stored[name].dtype}")
+        factors = {f"{module}.{factor}" for module in self.packed for factor in FACTORS}
+        if extra := sorted(set(self.stored) - set(self._shapes) - factors):
             raise UserError(f"{where}: unexpected tensor '{extra[0]}'")
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._stored[name].read()
+        if name not in self._shapes:
+            raise KeyError(name)
+        module = name.removesuffix(".weight")
+        if name == module or module not in self.packed:
+            return self.stored[name].read()
+        scales, biases = (self.stored.get(f"{module}.{factor}") for factor in FACTORS)
+        return dequantize(
+            self.stored[name].read(), scales.read(), biases and biases.read(), self.packed[module]
+        )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
+        return iter(self._shapes)
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return len(self._shapes)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, without reading it."""
-        return self._stored[name].shape
+        return self._shapes[name]

@@ -10,7 +10,7 @@ from ss_convert.mlx.weights import own_tensors, shared_parent_bias
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.bundle import Bundle, BundledAdapter
-from ss_device.checkpoint_weights import stored_tensors
+from ss_device.checkpoint_weights import StoredTensor, stored_tensors
 from ss_device.errors import UserError
 from ss_device.trace import load_traces
 from ss_device.tree import root_only
@@ -20,6 +20,9 @@ CHECKED_STEPS = 2
 
 def check_base(bundle: Bundle, weights: Mapping[str, np.ndarray]) -> None:
     """Raise UserError unless the base's canonical arrays read back equal from the MLX file."""
+    if getattr(weights, "packed", None):
+        check_stored(bundle, "mlx/base.safetensors", weights.stored)
+        return
     check_tensors(bundle, "mlx/base.safetensors", weights)
 
 
@@ -48,6 +51,15 @@ def check_tensors(bundle: Bundle, name: str, source: Mapping[str, np.ndarray]) -
     for tensor, values in source.items():
         expected = np.asarray(values).astype(np.float16)
         if tensor not in written or not np.array_equal(written[tensor].read(), expected):
+            raise UserError(f"check failed: tensor '{tensor}' in {name} is not what was converted")
+
+
+def check_stored(bundle: Bundle, name: str, source: Mapping[str, StoredTensor]) -> None:
+    """A written file holds the very bytes of `source`."""
+    written = stored_tensors(bundle.path / name)
+    for tensor, values in source.items():
+        found = written.get(tensor)
+        if found is None or found.dtype != values.dtype or not np.array_equal(found.raw(), values.raw()):
             raise UserError(f"check failed: tensor '{tensor}' in {name} is not what was converted")
 
 

@@ -57,8 +57,8 @@ def _parser() -> CommandParser:
     add(
         "--base",
         type=Path,
-        metavar="PATH",
-        help="base model folder (default: the adapter's, under models/base)",
+        metavar="PATH|ID",
+        help="base model folder or id on the Hugging Face hub (default: the adapter's, under models/base)",
     )
     add(
         "--models",

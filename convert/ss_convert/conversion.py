@@ -70,6 +70,7 @@ def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
     plan.output.parent.mkdir(parents=True, exist_ok=True)
     with one_line_when_full(plan.output), folder_in_one_go(plan.output, keep_partial=True) as folder:
         stages = Stages(folder, plan.inputs, report)
+        stages.notes += plan.notes
         weights = WeightSource(plan.base)
         manifest = _manifest(plan, _write_files(plan, stages, folder, weights))
         stages.run("check", lambda: _check(Bundle(folder, manifest), plan, weights))
@@ -173,8 +174,10 @@ def _write_mlx(plan: Plan, folder: Path, weights: WeightSource) -> dict:
         file.unlink(missing_ok=True)
         write_adapter(planned.adapter, file)
         write_parent_bias(planned.adapter, folder)
-    adapters_exact = all(is_exact_in_half(p.adapter.lora_tensors()) for p in plan.adapters)
-    return {"exact_weights": adapters_exact and is_exact_in_half(weights.get())}
+    exact = all(is_exact_in_half(p.adapter.lora_tensors()) for p in plan.adapters)
+    if "coreml" in plan.targets or not weights.get().packed:  # else the base is stored as it is
+        exact = exact and is_exact_in_half(weights.get())
+    return {"exact_weights": exact}
 
 
 def _copy_files(bundle: Bundle, folder: Path, replaced: set[str]) -> None:

@@ -81,9 +81,20 @@ class Plan:
     inputs: str
 
     @property
+    def notes(self) -> list[str]:
+        """What the user should know of the inputs."""
+        name = self.base.identity.name
+        return [
+            f"base '{name}' is quantized: taken for a copy of '{planned.adapter.base.name}', on which "
+            f"'{planned.app}' was trained"
+            for planned in self.adapters
+            if planned.adapter.base.sha256 != self.base.identity.sha256
+        ]
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """Paths of the Core ML packages inside the bundle: one per part, each for all adapters."""
-        names = part_names(self.base.identity.name, len(self.form.cuts) + 1)
+        names = part_names(self.base.identity.name.rpartition("/")[2], len(self.form.cuts) + 1)
         return tuple(f"coreml/{name}" for name in names)
 
 
@@ -233,7 +244,7 @@ def _options(request: Request, adapter: Adapter, base: BaseFolder, form: Form) -
     """The adapter's options: the bundle's form and its own pruning."""
     longest, context = base.architecture.max_positions, form.context
     if context > longest:
-        raise UserError(f"context {context} exceeds the {longest} positions of base '{base.path.name}'")
+        raise UserError(f"context {context} exceeds the {longest} positions of base '{base.identity.name}'")
     nodes, kept = form.num_nodes, request.num_kept or form.num_nodes
     if kept < nodes and not request.prune_in_graph:
         raise UserError("--no-prune-in-graph keeps every node; leave --keep out")

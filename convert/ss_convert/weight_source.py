@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-
-import numpy as np
 
 from ss_device.base_model import BaseFolder
+from ss_device.checkpoint_weights import CheckpointWeights
 
 
 class WeightSource:
@@ -15,10 +13,10 @@ class WeightSource:
 
     def __init__(self, base: BaseFolder) -> None:
         self._base = base
-        self._weights: Mapping[str, np.ndarray] | None = None
+        self._weights: CheckpointWeights | None = None
         self._stored = None
 
-    def get(self) -> Mapping[str, np.ndarray]:
+    def get(self) -> CheckpointWeights:
         """Canonical name → array, read when asked for (`BaseFolder.stored_weights`)."""
         if self._weights is None:
             self._weights = self._base.stored_weights()

@@ -13,6 +13,7 @@ from ss_device.tree import ParentBias
 from ss_runtime.loading import BASE_FILE, default_stream_rows, load_arrays
 from ss_runtime.mlx_model import DTYPES, MLXStepModel
 from ss_runtime.prompt_cache import CachedText, ReusingModel, cache_content
+from ss_runtime.stream_decoder import as_weight
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class AdapterBank:
         self.bundle, self.dtype = bundle, dtype
         kind = getattr(mx, dtype)
         self._base = {
-            name: array.astype(kind) for name, array in load_arrays(bundle.path / BASE_FILE).items()
+            name: as_weight(array, kind) for name, array in load_arrays(bundle.path / BASE_FILE).items()
         }
         mx.eval(self._base)
         self._resident: dict[str, ResidentAdapter] = {}

@@ -16,8 +16,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError, one_line
@@ -180,30 +178,22 @@ def _open_reference(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> Step
 
 def hugging_face_model(bundle: Bundle, dtype: str = "float32"):
     """The bundle's base weights in a Hugging Face model, every parameter frozen."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    from ss_device.checkpoint_weights import CheckpointWeights, stored_tensors
+    from ss_device.reference.hugging_face import model_of
 
-    from ss_device.base_model import check_shapes
-    from ss_device.families import canonical_parts
-    from ss_device.files import read_tensors
-
-    a = bundle.manifest.architecture
-    weights = read_tensors(bundle.path / BASE_FILE)
-    check_shapes(weights, a.weight_shapes(), str(bundle.path / BASE_FILE))
-    model = AutoModelForCausalLM.from_config(_hugging_face_config(bundle)).to(getattr(torch, dtype))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parts = [weights[part.name] for part in canonical_parts(a, name)]
-            parameter.copy_(torch.from_numpy(np.concatenate(parts)))
-    return model.eval().requires_grad_(False)
+    file, architecture = bundle.path / BASE_FILE, bundle.manifest.architecture
+    weights = CheckpointWeights(stored_tensors(file), architecture, str(file))
+    return model_of(_hugging_face_config(bundle), weights, architecture, dtype)
 
 
 def _hugging_face_config(bundle: Bundle):
     """The base's own config.json, which the bundle carries; in its absence that of a plain Llama."""
-    from transformers import AutoConfig, LlamaConfig
+    from transformers import LlamaConfig
+
+    from ss_device.reference.hugging_face import plain_config
 
     if (bundle.path / CONFIG_FILE).is_file():
-        return AutoConfig.from_pretrained(bundle.path)
+        return plain_config(bundle.path)
     a = bundle.manifest.architecture
     return LlamaConfig(
         vocab_size=a.vocab_size,

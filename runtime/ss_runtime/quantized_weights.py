@@ -1,9 +1,8 @@
-"""MLX's quantized weights: which modules of a checkpoint are quantized, how, and modules that hold them."""
+"""MLX's quantized weights in the runtime: a checkpoint's arrays, and modules that hold them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,16 +12,9 @@ from ss_device.architecture import Architecture
 from ss_device.base_model import weight_files
 from ss_device.errors import UserError, one_line
 from ss_device.families import canonical_parts
+from ss_device.packed_weights import FACTORS, Packing, packings
 
-FACTORS = ("scales", "biases")
-
-
-@dataclass(frozen=True)
-class Packing:
-    """MLX's affine quantization of one matrix: weights per scale, bits per weight."""
-
-    group_size: int
-    bits: int
+__all__ = ["checkpoint_arrays", "make_room", "packings", "quantized_names"]
 
 
 def checkpoint_arrays(path: Path, architecture: Architecture) -> dict[str, mx.array]:
@@ -44,31 +36,13 @@ def checkpoint_arrays(path: Path, architecture: Architecture) -> dict[str, mx.ar
     return arrays
 
 
-def packings(arrays: dict, shapes: dict[str, tuple[int, ...]]) -> dict[str, Packing]:
-    """Quantized modules of canonical arrays, by path. shapes: `Architecture.weight_shapes`.
-
-    Group size and bits follow from the arrays' widths. Raises UserError where they do not fit.
-    """
-    found = {}
-    for name in arrays:
-        module, _, kind = name.rpartition(".")
-        if kind != "scales":
-            continue
-        rows, width = shapes.get(f"{module}.weight", (0, 0))
-        packed, scales = arrays[f"{module}.weight"].shape, arrays[name].shape
-        if f"{module}.biases" not in arrays:
-            raise UserError(f"base model: '{module}' has no '.biases' (not affine quantization)")
-        if not width or packed[0] != rows or scales[0] != rows or width % scales[1]:
-            raise UserError(f"base model: quantized '{module}' does not have the shape {(rows, width)}")
-        found[module] = Packing(width // scales[1], packed[1] * 32 // width)
-    return found
-
-
 def make_room(model: nn.Module, modules: dict[str, Packing]) -> None:
     """Replace the named modules by quantized ones of the same kind; their weights are installed later."""
     for packing in set(modules.values()):
         chosen = {path for path, other in modules.items() if other == packing}
-        nn.quantize(model, packing.group_size, packing.bits, class_predicate=_is_one_of(chosen))
+        nn.quantize(
+            model, packing.group_size, packing.bits, mode=packing.mode, class_predicate=_is_one_of(chosen)
+        )
 
 
 def quantized_names(modules: Iterable[str]) -> set[str]:

@@ -180,10 +180,7 @@ class StreamDecoder(nn.Module):
         named = {module_of(name): self._gain(name, array) for name, array in base.items()}
         for name, array in adapter.items():
             named[module_path(name, self.first_msa)] = array
-        codes = {f"{module}.weight" for module in quantized}
-        self.load_weights(
-            [(n, mx.array(a) if n in codes else as_weight(a, dtype)) for n, a in named.items()]
-        )
+        self.load_weights([(n, as_weight(a, dtype)) for n, a in named.items()])
 
     def merge_stream_lora(self) -> None:
         """Give streams matrices of their own where these are so small that their number of products is
@@ -254,5 +251,9 @@ def module_path(name: str, first_msa: int) -> str:
 
 
 def as_weight(array, dtype: mx.Dtype) -> mx.array:
-    """A numpy or MLX array in `dtype`. An MLX array that has it already is shared, not copied."""
-    return (array if isinstance(array, mx.array) else mx.array(array)).astype(dtype)
+    """A numpy or MLX array in `dtype`, packed codes and their byte scales as they are.
+
+    An MLX array that has the type already is shared, not copied.
+    """
+    array = array if isinstance(array, mx.array) else mx.array(array)
+    return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array

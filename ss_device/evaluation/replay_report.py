@@ -92,8 +92,8 @@ def replay_adapter(
     out and counted.
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
-    app = with_tokenizer_template(load_application(adapter.app), base_folder)
-    tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
+    app = with_tokenizer_template(load_application(adapter.app), base.path)
+    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
     shape = base.architecture
     max_tokens = max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)

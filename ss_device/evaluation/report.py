@@ -41,8 +41,8 @@ def evaluate_adapter(
     out and counted. The metric comes with a 95 % bootstrap interval.
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
-    app = with_tokenizer_template(load_application(app_name or adapter.app), base_folder)
-    tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
+    app = with_tokenizer_template(load_application(app_name or adapter.app), base.path)
+    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
     max_tokens = max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, base.architecture, max_tokens, longest_prompt)
     model = ReferenceStepModel(

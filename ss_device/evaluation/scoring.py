@@ -32,8 +32,8 @@ def score_model(
 ) -> dict:
     """Greedy float32 answers to `limit` prompts (those `evaluate` draws) and their metric."""
     base = open_base(base_folder)
-    app = with_tokenizer_template(load_application(app_name), base_folder)
-    tokenizer = Tokenizer.from_file(str(base_folder / "tokenizer.json"))
+    app = with_tokenizer_template(load_application(app_name), base.path)
+    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
     shape, max_tokens = base.architecture, max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
     prompts = tests.ids

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -11,7 +13,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from ss_device.architecture import Architecture
 from ss_device.base_model import BaseFolder
-from ss_device.families import fused_projections, names_of
+from ss_device.families import canonical_parts, fused_projections, names_of
 from ss_device.families.config_reading import FULL, SLIDING
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -23,11 +25,46 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def load_base(base: BaseFolder, dtype: str = "float32") -> nn.Module:
-    """The base as a Hugging Face model in evaluation mode, every parameter frozen."""
+    """The base as a Hugging Face model in evaluation mode, every parameter frozen.
+
+    MLX's quantized matrices become the values they stand for, in `dtype`.
+    """
     from transformers import AutoModelForCausalLM
 
+    if base.is_packed:
+        return model_of(plain_config(base.path), base.stored_weights(), base.architecture, dtype)
     model = AutoModelForCausalLM.from_pretrained(base.path, dtype=getattr(torch, dtype))
     return model.eval().requires_grad_(False)
+
+
+def plain_config(folder: Path):
+    """The folder's config as transformers reads it, without what other libraries say of quantization."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def model_of(
+    config, weights: Mapping[str, np.ndarray], architecture: Architecture, dtype: str
+) -> nn.Module:
+    """A frozen Hugging Face model in evaluation mode with these canonical weights, asked for one by one."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
+    fill(model, weights, architecture)
+    return model.eval().requires_grad_(False)
+
+
+def fill(model: nn.Module, weights: Mapping[str, np.ndarray], architecture: Architecture) -> None:
+    """Set every parameter of a Hugging Face model from canonical weights."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parts = [weights[part.name] for part in canonical_parts(architecture, name)]
+            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            parameter.copy_(torch.from_numpy(whole))
 
 
 def causal_lm(model: nn.Module) -> nn.Module:

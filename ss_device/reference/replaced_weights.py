@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
-from ss_device.families import canonical_parts
-from ss_device.reference.hugging_face import load_base
+from ss_device.reference.hugging_face import fill, load_base
 from ss_device.reference.stream_model import StreamModel, attach_adapter
 
 
@@ -19,8 +17,5 @@ def with_weights(base: BaseFolder, weights: dict[str, np.ndarray], adapter: Adap
     """
     adapter.check_base(base)
     model = load_base(base)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parts = [weights[part.name] for part in canonical_parts(base.architecture, name)]
-            parameter.copy_(torch.from_numpy(np.concatenate(parts).astype(np.float32)))
+    fill(model, weights, base.architecture)
     return attach_adapter(model, base.architecture, adapter)

@@ -38,6 +38,9 @@ def load_training_base(base: BaseFolder, schedule: AdapterSchedule, device_index
 def _quantized(base: BaseFolder, device_index: int) -> nn.Module:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+    if base.is_packed:
+        raise UserError(f"{base.path}: is quantized already; leave --quantize-base out")
+
     settings = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
     )

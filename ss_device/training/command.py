@@ -12,6 +12,7 @@ from ss_device.errors import UserError
 
 DESCRIPTION = "Train base models and speculative adapters, and measure them."
 DATA_HELP = "JSON lines with the app's fields, or hub or hub:SPLIT for the app's data set"
+BASE_HELP = "base model folder, or its id on the Hugging Face hub"
 EXAMPLE = (
     "ss-train adapter sqlctx --base models/base/ss-demo-base --data train.jsonl "
     "--settings plus --output models/adapters/sqlctx"
@@ -161,7 +162,7 @@ def _add_parent_bias(commands) -> None:
         "--base models/base/mine --output models/base/mine.parent_bias.safetensors",
     )
     bias.add_argument("data", nargs="+", metavar="APP=FILE", help="JSON lines of each application")
-    bias.add_argument("--base", type=Path, required=True, help="base model folder")
+    bias.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     bias.add_argument("--output", type=Path, required=True, help="safetensors file to write")
     bias.add_argument("--rank", type=positive, default=32)
     bias.add_argument("--epochs", type=positive, default=30)
@@ -214,7 +215,7 @@ def _add_evaluate(commands) -> None:
         example="ss-train evaluate models/adapters/sqlctx --base models/base/mine --data test.jsonl",
     )
     evaluate.add_argument("adapter", type=Path, help="adapter folder")
-    evaluate.add_argument("--base", type=Path, required=True, help="base model folder")
+    evaluate.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     evaluate.add_argument("--data", required=True, help=DATA_HELP)
     evaluate.add_argument("--app", help="application (default: the adapter's)")
     evaluate.add_argument("--limit", type=positive, default=200)
@@ -237,7 +238,7 @@ def _add_replay(commands) -> None:
         "--continuations own_test.jsonl --tree best-first:32 --tree chain:5",
     )
     replay.add_argument("adapter", type=Path, help="adapter folder")
-    replay.add_argument("--base", type=Path, required=True, help="base model folder")
+    replay.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     replay.add_argument("--data", required=True, help=DATA_HELP)
     replay.add_argument(
         "--continuations", type=Path, required=True, help="the model's own text; made where it is missing"
@@ -254,7 +255,7 @@ def _add_replay(commands) -> None:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("app", help="application: a folder under apps/ or $SS_APPS, or its path")
-    parser.add_argument("--base", type=Path, required=True, help="base model folder")
+    parser.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     parser.add_argument("--data", required=True, help=DATA_HELP)
     parser.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
 
@@ -286,7 +287,7 @@ def run_distill(arguments: argparse.Namespace) -> int:
         arguments.max_tokens, arguments.temperature, arguments.top_p, arguments.seed, app.stop_strings
     )
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
-    tokenizer, ends = read_tokenizer(arguments.base), base.architecture.eos_ids
+    tokenizer, ends = read_tokenizer(base.path), base.architecture.eos_ids
     encode = encode_turns if app.kind == "chat" else encode_prompts
     encoded = encode(app, pairs, tokenizer, base.architecture.bos_id, ends[0])
     texts = [None] * len(encoded) if app.kind == "chat" else [text for text, _ in pairs]
@@ -315,7 +316,8 @@ def run_parent_bias(arguments: argparse.Namespace) -> int:
     from ss_device.training.parent_bias import save_parent_bias, train_parent_bias
     from ss_device.training.progress import training_progress
 
-    base, tokenizer = open_base(arguments.base), read_tokenizer(arguments.base)
+    base = open_base(arguments.base)
+    tokenizer = read_tokenizer(base.path)
     shape, documents = base.architecture, []
     for item in arguments.data:
         name, separator, path = item.partition("=")
@@ -355,7 +357,7 @@ def _application_and_base(arguments: argparse.Namespace):
     from ss_device.training.chat_template import with_tokenizer_template
 
     app, base = load_application(arguments.app), open_base(arguments.base)
-    return with_tokenizer_template(app, arguments.base), base
+    return with_tokenizer_template(app, base.path), base
 
 
 def run_lora(arguments: argparse.Namespace) -> int:
@@ -366,7 +368,7 @@ def run_lora(arguments: argparse.Namespace) -> int:
     app, base = _application_and_base(arguments)
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
     documents = encode_examples(
-        app, pairs, read_tokenizer(arguments.base), base.architecture.bos_id,
+        app, pairs, read_tokenizer(base.path), base.architecture.bos_id,
         base.architecture.eos_ids[0],
         longest_example(arguments.max_length, base.architecture.max_positions),
     )  # fmt: skip
@@ -423,7 +425,7 @@ def run_adapter(arguments: argparse.Namespace) -> int:
     documents = encode_examples(
         app,
         pairs,
-        read_tokenizer(arguments.base),
+        read_tokenizer(base.path),
         base.architecture.bos_id,
         base.architecture.eos_ids[0],
         longest_example(arguments.max_length, base.architecture.max_positions),

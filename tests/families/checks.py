@@ -72,16 +72,16 @@ class Measured:
         return failed + ([] if self.text else ["text"])
 
 
-def prompt_ids(seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(3, VOCAB, PROMPT).tolist()
+def prompt_ids(length: int) -> list[int]:
+    return np.random.default_rng(0).integers(3, VOCAB, length).tolist()
 
 
 class Truth:
     """What a Hugging Face model says: its greedy text, and the logits of trees behind a part of it."""
 
-    def __init__(self, model) -> None:
+    def __init__(self, model, length: int = PROMPT) -> None:
         self._model, self._known = model, {}
-        self.prompt = prompt_ids()
+        self.prompt = prompt_ids(length)
         out = model.generate(
             input_ids=torch.tensor([self.prompt]),
             max_new_tokens=GENERATED,
@@ -89,7 +89,7 @@ class Truth:
             pad_token_id=0,
             eos_token_id=VOCAB + 1,  # end tokens are taken as any other
         )
-        self.text = out[0, PROMPT:].tolist()
+        self.text = out[0, length:].tolist()
 
     @torch.no_grad()
     def logits(self, at: int, tree: DraftTree) -> np.ndarray:

@@ -61,7 +61,7 @@ def test_a_missing_shard_is_named(tmp_path):
         ({"model.norm.weight": None}, "'norm.weight' is missing"),
         ({"model.norm.weight": torch.ones(3)}, r"'norm.weight' has shape \(3,\)"),
         ({"model.odd.weight": torch.ones(3)}, "unexpected weight 'model.odd.weight'"),
-        ({"model.layers.0.self_attn.q_proj.scales": torch.ones(3)}, "quantized weights"),
+        ({"model.layers.0.self_attn.q_proj.scales": torch.ones(3)}, "quantized .layers.0.attn.q. does"),
         ({"model.norm.weight": torch.ones(32, dtype=torch.uint8)}, "number format U8"),
     ],
 )

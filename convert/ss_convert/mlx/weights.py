@@ -10,17 +10,22 @@ import numpy as np
 
 from ss_device.adapter import Adapter
 from ss_device.bundle import PARENT_BIAS
-from ss_device.checkpoint_weights import write_tensors
+from ss_device.checkpoint_weights import write_stored, write_tensors
 from ss_device.errors import UserError
 
 
 def write_base(weights: Mapping[str, np.ndarray], path: Path) -> None:
     """Write base weights (`Architecture.weight_shapes` names) in float16 (DESIGN: Bundle).
 
-    float16 sources are stored bit for bit. One tensor at a time is asked for and in memory. Raises
-    UserError for a value that float16 cannot hold.
+    float16 sources are stored bit for bit, and so is everything of a checkpoint with MLX's quantized
+    matrices. One tensor at a time is asked for and in memory. Raises UserError for a value that float16
+    cannot hold.
     """
-    _save(weights, path)
+    if not getattr(weights, "packed", None):
+        _save(weights, path)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_stored(path, weights.stored)
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:

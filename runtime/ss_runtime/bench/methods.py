@@ -141,12 +141,13 @@ def _base_folder(setting: Setting, method: str) -> Path:
 
     if setting.base is None:
         raise UserError(f"method '{method}' loads the base model's folder: give --base")
-    found, wanted = open_base(setting.base).identity.sha256, setting.bundle.manifest.base.sha256
+    base, wanted = open_base(setting.base), setting.bundle.manifest.base.sha256
+    found = base.identity.sha256
     if found != wanted:
         raise UserError(
             f"{setting.base}: sha256 {found[:12]}…, the bundle was made from a base with {wanted[:12]}…"
         )
-    return setting.base
+    return base.path
 
 
 def _old_rope_names(folder: Path) -> dict:
