@@ -63,6 +63,16 @@ class AdapterBank:
         """Bytes that every loaded adapter takes beside the base."""
         return {name: self._resident[name].num_bytes for name in self.names}
 
+    def device_memory(self) -> dict[str, int]:
+        """Bytes of all live arrays of this process, and of freed buffers that MLX keeps for reuse."""
+        return {"live": mx.get_active_memory(), "freed": mx.get_cache_memory()}
+
+    def prompt_caches(self) -> list[dict[str, int]]:
+        """Tokens and buffer bytes of every prompt cache."""
+        return [
+            {"tokens": len(text.tokens), "bytes": text.kv.num_bytes} for text in list(self._texts.values())
+        ]
+
     def activate(self, name: str | None = None) -> ResidentAdapter:
         """The named adapter, or the only one. Raises UserError when it is not loaded."""
         if name is None and len(self._resident) == 1:

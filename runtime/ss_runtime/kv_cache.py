@@ -34,6 +34,11 @@ class KVCache:
     def capacity(self) -> int:
         return self.layers[0][0].shape[2]
 
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of the buffers."""
+        return sum(buffer.nbytes for pair in self.layers for buffer in pair)
+
     def reset(self) -> None:
         """Forget the text. Buffers stay: what they hold is masked until it is overwritten."""
         self.length = 0

@@ -29,7 +29,12 @@ class Service:
     async def health(self, request: Request) -> Response:
         """Status, loaded adapters, memory in bytes, requests that run or wait."""
         bank = self.engine.bank
-        memory = {"base": bank.base_bytes, "adapters": bank.memory()}
+        memory = {
+            "base": bank.base_bytes,
+            "adapters": bank.memory(),
+            "prompt_caches": bank.prompt_caches(),
+            **bank.device_memory(),
+        }
         return JSONResponse({"status": "ok", "memory": memory, "requests": self.engine.present})
 
     async def models(self, request: Request) -> Response:
