@@ -1,4 +1,4 @@
-"""Random switches between resident adapters: how long one takes, and whether every answer is a fresh load's.
+"""Random switches between resident adapters: how long one takes, and whether answers are a fresh load's.
 
     python -m scripts.adapter_switches BUNDLE --input 'DATA/{app}/test.jsonl.gz' --output runs/switches.json
 

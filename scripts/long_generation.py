@@ -117,6 +117,7 @@ def summary(rows: list[dict], parts: int = 10) -> dict:
     table = []
     for part in np.array_split(np.arange(len(rows)), parts):
         last = rows[part[-1]]
+        bytes_there = {name: last[name] for name in last if name.endswith("_bytes")}
         table.append(
             {
                 "up_to_position": last["position"],
@@ -126,7 +127,7 @@ def summary(rows: list[dict], parts: int = 10) -> dict:
                     "p99": float(np.percentile(cpu[part], 99)),
                     "max": float(cpu[part].max()),
                 },
-                **{name: last[name] for name in ("kv_bytes", "live_bytes", "freed_bytes", "resident_bytes")},
+                **bytes_there,
             }
         )
     grown = [index for index, row in enumerate(rows) if row["grew"] and 5 <= index < len(rows) - 5]

@@ -95,7 +95,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def exact_probabilities(model: StepModel, ids: list[int], floor: float) -> dict[tuple[int, ...], float]:
-    """Probabilities of the texts of DRAWN_TOKENS tokens that are likelier than `floor`, from plain logits."""
+    """Probabilities of the texts of DRAWN_TOKENS tokens likelier than `floor`, from plain logits."""
     found = {(): 1.0}
     for _ in range(DRAWN_TOKENS):
         longer = {}

@@ -5,8 +5,8 @@
 Starts the server as a process of its own and talks to it with the `openai` client. Answers are held against
 those of a model loaded for the adapter alone, one token per call. Every fifth request streams and leaves
 after its first piece; 429 is answered by trying again. Counted: wrong answers, refusals, requests that
-the server still holds afterwards, its resident size and MLX's bytes after every fifth of the requests, and how it
-ends when SIGTERM meets a running stream.
+the server still holds afterwards, its resident size and MLX's bytes after every fifth of the requests, and
+how it ends when SIGTERM meets a running stream.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def expected_texts(bundle, prompts: dict[str, list[list[int]]]) -> dict[tuple[st
         model = load_model(bundle, adapter, "float32")
         for app, texts in prompts.items():
             for number, ids in enumerate(texts):
-                result = generate(
-                    model, Drafter(1), ids, TOKENS, stop, adapter.stop_strings, tokenizer
-                )
+                result = generate(model, Drafter(1), ids, TOKENS, stop, adapter.stop_strings, tokenizer)
                 found[name, app, number] = result.text
     return found
 
@@ -61,9 +59,7 @@ class Server:
             "-c", "import sys; from ss_runtime.serve_command import main; sys.exit(main())",
             "--bundle", str(bundle), "--dtype", "float32", "--port", "0", "--queue", "4", "--lookup",
         ]  # fmt: skip
-        self.process = subprocess.Popen(
-            [sys.executable, *command], stderr=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
         line = self.process.stderr.readline()
         self.address = line.split(" at ")[1].split("/v1")[0]
 

@@ -6,6 +6,7 @@
 | executor | the bundle's Core ML package, op by op in numpy, anywhere | float16, float32 |
 | reference | PyTorch on the bundle's own weights | float32, bfloat16, float16 |
 | coreml | Core ML itself, on a Mac | float16 |
+| mlxfn | the bundle's exported MLX functions | the one that they were exported in |
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ DTYPES = {
     "executor": ("float16", "float32"),
     "reference": ("float32", "float16", "bfloat16"),
     "coreml": ("float16",),
+    "mlxfn": ("float16", "float32", "bfloat16"),
 }
 BACKENDS = tuple(DTYPES)
 BASE_FILE = "mlx/base.safetensors"
@@ -63,6 +65,8 @@ def why_not(name: str, bundle: Bundle, adapter: BundledAdapter) -> str | None:
         return "Core ML runs on a Mac only; 'executor' runs the same package here"
     if name in ("coreml", "executor") and adapter.coreml is None:
         return "the bundle has no Core ML package (ss-convert --target coreml)"
+    if name == "mlxfn" and adapter.mlxfn is None:
+        return "the bundle has no exported functions (ss-convert --target mlxfn)"
     if name in ("mlx", "reference") and not (bundle.path / BASE_FILE).is_file():
         return "the bundle has no MLX weights (ss-convert --target mlx)"
     needed = {
@@ -70,6 +74,7 @@ def why_not(name: str, bundle: Bundle, adapter: BundledAdapter) -> str | None:
         "reference": ("torch", "transformers"),
         "executor": ("coremltools", "google.protobuf", "ss_convert"),
         "coreml": ("coremltools",),
+        "mlxfn": ("mlx",),
     }
     for module in needed[name]:
         if not _installed(module):
@@ -99,6 +104,8 @@ def open_backend(
     check_backend(name, dtype)
     if (reason := why_not(name, bundle, adapter)) is not None:
         raise UserError(f"back end '{name}': {reason}")
+    if name == "mlxfn":
+        return _open_functions(bundle, adapter, dtype)
     dtype = dtype or default_dtype(name)
     if name == "mlx":
         rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
@@ -131,6 +138,17 @@ def _open_mlx(bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: 
     from ss_runtime.loading import load_model
 
     return load_model(bundle, adapter, dtype, stream_rows=stream_rows, **_pruning(adapter))
+
+
+def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) -> StepModel:
+    if dtype not in (None, adapter.mlxfn.dtype):
+        raise UserError(
+            f"the functions of '{adapter.app}' were exported in {adapter.mlxfn.dtype}, not in {dtype}"
+        )
+    load_openblas()
+    from ss_runtime.exported_functions import open_functions
+
+    return open_functions(bundle, adapter)
 
 
 def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:

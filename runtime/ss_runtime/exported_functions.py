@@ -1,21 +1,22 @@
 """Decoders as exported MLX functions (`.mlxfn`): a file that MLX runs from Python, C++, C or Swift.
 
 One file per adapter holds four traces of one function, told apart by the names and shapes of their inputs;
-weights are stored once. Keys and values are stacked over the layers, [L, n_kv, S, D] with S slots, and masks
-have a fixed size, [rows, S]: true where a row sees a slot, its own rows included. All ids are int32.
+weights are stored once. Keys and values are stacked over the layers, [L, n_kv, S, D] with S slots, and
+masks have a fixed size, [rows, S]: true where a row sees a slot, its own rows included. All ids are int32.
+Every trace takes `slot` [1], `keys` and `values`, and its outputs end with keys and values.
 
-| trace | inputs | outputs |
+| trace | other inputs | other outputs |
 |---|---|---|
-| prefill | tokens [P], mask [P, S], slot [1], keys, values | keys, values |
-| step, 1 node or N | tokens, parents, depths [N], count [1], mask [N, S], slot [1], keys, values | kept [K], \
-chosen [K], accepted [1] (a row of kept), stream_logits float32 [γ, V], keys, values |
-| commit | lower, upper [N], slot [1], keys, values | keys, values |
+| prefill | tokens [P], mask [P, S] | |
+| step, 1 node or N | tokens, parents, depths [N], count [1], mask [N, S] | kept [K], chosen [K], |
+| | | accepted [1] (a row of kept), stream_logits float32 [γ, V] |
+| commit | lower, upper [N] | |
 
 A prefill writes its rows at `slot` and carries no streams. A step writes a tree's rows there (the rest of
 N is padding that sees itself), then those of the streams of all kept nodes. Commit moves the rows at
 `slot + lower` (layers below the MSA layers) and `slot + upper` (MSA layers) to `slot` and behind; what lies
-behind the accepted ones is masked until it is overwritten. Whether a device runs the traces follows from
-where they were made: MLX writes down the kind of device, so functions for a Mac's GPU are exported on a Mac.
+behind the accepted ones is masked until it is overwritten. MLX writes down the kind of device that a trace
+was made on: functions for a Mac's GPU are exported on a Mac.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 
 from ss_device.bundle import Bundle, BundledAdapter, MLXFunctions
 from ss_device.config import SpeculativeConfig
-from ss_device.decoding import Choose, Proposal, StepLimits, Verified
+from ss_device.decoding import Choose, Drafter, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
 from ss_device.tree import DraftTree, root_only
 from ss_runtime.kv_cache import Layers, write_rows
@@ -37,6 +38,7 @@ from ss_runtime.stream_decoder import StreamDecoder
 from ss_runtime.tree_graph import TreeArrays, accepted_node, keep_best, node_scores, stream_mask
 
 FOLDER = "mlxfn"
+LOGIT_LIMIT = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 
 
 def functions_of(
@@ -56,9 +58,7 @@ def functions_of(
     return MLXFunctions(file, dtype, chunk, num_nodes, num_kept, context, context + scratch, prune_over)
 
 
-def export_functions(
-    decoder: StreamDecoder, functions: MLXFunctions, dtype: mx.Dtype, path: Path
-) -> None:
+def export_functions(decoder: StreamDecoder, functions: MLXFunctions, dtype: mx.Dtype, path: Path) -> None:
     """Write the functions of a decoder whose weights are installed in `dtype`."""
     graph = FunctionGraph(decoder, functions)
     a, slots = decoder.architecture, functions.slots
@@ -106,9 +106,7 @@ class FunctionGraph:
         ancestors = mx.slice(mask, slot, (1,), (size, size))
         tree = TreeArrays(tokens, parents, depths, ancestors, count)
         rows = decoder.rows(positions, size, mask, slot)
-        x = decoder.run_layers(
-            decoder.embed_rows(tokens, positions), 0, decoder.first_msa, rows, kv
-        )
+        x = decoder.run_layers(decoder.embed_rows(tokens, positions), 0, decoder.first_msa, rows, kv)
         kept = mx.arange(size)
         if size > self.functions.num_kept:
             edges = decoder.early_exit_edges(x, tree, self.functions.prune_over)
@@ -138,14 +136,10 @@ class FunctionGraph:
         return decoder.run_layers(x, decoder.first_msa, len(kv), rows, kv)
 
     def commit(self, lower, upper, slot, keys, values) -> list[mx.array]:
-        first, kv = self.decoder.first_msa, _layers(keys, values)
-        moved = [
-            tuple(
-                write_rows(buffer, mx.take(buffer, slot + (lower if layer < first else upper), axis=2), slot)
-                for buffer in pair
-            )
-            for layer, pair in enumerate(kv)
-        ]
+        first, moved = self.decoder.first_msa, []
+        for layer, pair in enumerate(_layers(keys, values)):
+            index = slot + (lower if layer < first else upper)
+            moved.append(tuple(write_rows(b, mx.take(b, index, axis=2), slot) for b in pair))
         return _stacked(moved)
 
 
@@ -158,9 +152,11 @@ def _stacked(kv: Layers) -> list[mx.array]:
 
 
 class FunctionModel:
-    """`ss_device.decoding.StepModel` over an imported file: it knows the file and the table above alone."""
+    """`ss_device.decoding.StepModel` over an imported file: it knows the file and the table above only."""
 
-    def __init__(self, path: Path, functions: MLXFunctions, config: SpeculativeConfig, shape: tuple) -> None:
+    def __init__(
+        self, path: Path, functions: MLXFunctions, config: SpeculativeConfig, shape: tuple[int, int, int]
+    ) -> None:
         """shape: layers, key/value heads, head size. Raises UserError for a file that MLX cannot read."""
         try:
             self._run = mx.import_function(str(path))
@@ -256,3 +252,52 @@ def export_adapter(bundle: Bundle, adapter: BundledAdapter, functions: MLXFuncti
         stream_rows="kept",
     )
     export_functions(model.decoder, functions, getattr(mx, functions.dtype), path)
+
+
+def first_difference(bundle: Bundle, adapter: BundledAdapter, calls: int) -> str | None:
+    """How the file's first calls differ from those of the runtime on the same weights; None: not at all.
+
+    A made-up prompt longer than a chunk, then the runtime's drafts, whose accepted nodes both commit. In
+    half precision the comparison ends where one of them alone keeps or accepts a node (a near tie).
+    """
+    from ss_runtime.loading import load_model
+
+    functions = adapter.mlxfn
+    runtime = load_model(
+        bundle,
+        adapter,
+        functions.dtype,
+        num_nodes=functions.num_nodes,
+        num_kept=functions.num_kept,
+        prune_over=functions.prune_over,
+        context=functions.context,
+        stream_rows="kept",
+    )
+    exported, drafter = open_functions(bundle, adapter), Drafter(functions.num_nodes)
+    room = functions.context - (calls + 1) * functions.num_nodes
+    vocab = bundle.manifest.architecture.vocab_size
+    prompt = np.random.default_rng(0).integers(0, vocab, max(1, min(functions.chunk + 3, room))).tolist()
+    ours, theirs = runtime.prefill(prompt), exported.prefill(prompt)
+    if not _close(ours.stream_logits, theirs.stream_logits, functions.dtype):
+        return "other stream logits after the prompt"
+    proposal = ours
+    for call in range(1, calls + 1):
+        tree = drafter.grow(proposal, frozenset(), functions.num_nodes)
+        ours, theirs = runtime.step(tree), exported.step(tree)
+        same = ours.accepted == theirs.accepted and ours.kept.tolist() == theirs.kept.tolist()
+        if not same:
+            return f"call {call} keeps or accepts other nodes" if functions.dtype == "float32" else None
+        if not _close(ours.stream_logits, theirs.stream_logits, functions.dtype):
+            return f"other stream logits in call {call}"
+        path = tree.path(ours.accepted)
+        for model in (runtime, exported):
+            model.commit(path)
+        chosen = ours.chosen[np.searchsorted(ours.kept, ours.accepted)]
+        proposal = Proposal(int(chosen), ours.stream_logits)
+    return None
+
+
+def _close(ours: np.ndarray, theirs: np.ndarray, dtype: str) -> bool:
+    """Equal but for rounding: a share of the largest logit."""
+    limit = LOGIT_LIMIT[dtype] * np.abs(ours).max()
+    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= limit)
