@@ -215,7 +215,8 @@ def run_prompt(
         elif not as_json:
             sys.stdout.write(record.text)
             sys.stdout.flush()
-    result = summarize(records, len(ids), prefilled - started, time.perf_counter() - prefilled)
+    seconds = prefilled - started, time.perf_counter() - prefilled
+    result = summarize(records, len(ids), *seconds, session.chooser)
     if as_json:
         print_json(result.to_dict())
     elif printer:

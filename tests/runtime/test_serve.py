@@ -118,7 +118,19 @@ def test_sampling_stops_and_token_prompts(client, bundle, expected):
     assert client.completions.create(**{**ask, "prompt": ids}).choices[0].text == text
 
 
+def test_penalties_and_a_lossy_choice(client, expected):
+    ask = {"model": "one", "prompt": "Hello", "max_tokens": 20}
+    spoken = client.completions.create(**ask, presence_penalty=1.9, extra_body={"repetition_penalty": 3.0})
+    assert spoken.choices[0].text != expected("one", "Hello", 20)
+    assert spoken.usage.model_extra["speculation"]["lossy_typical"] is None
+    lossy = client.completions.create(**ask, temperature=1, seed=1, extra_body={"lossy_typical": 0.01})
+    assert lossy.usage.model_extra["speculation"]["lossy_typical"] == 0.01
+
+
 BAD = [
+    ("completions", {"prompt": "a", "lossy_typical": 0.3}, 400, "typical acceptance needs"),
+    ("completions", {"prompt": "a", "temperature": 1, "lossy_typical": 7}, 400, "epsilon"),
+    ("completions", {"prompt": "a", "repetition_penalty": -1}, 400, "repetition penalty"),
     ("completions", {"prompt": ""}, 400, "prompt"),
     ("completions", {"prompt": [1, 9999]}, 400, "token ids"),
     ("completions", {"prompt": "a", "n": 2}, 400, "'n' is not supported"),

@@ -14,7 +14,7 @@ from ss_device.decoding import Drafter, check_request
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
 from ss_runtime.chat_prompt import ChatPrompt
-from ss_runtime.generation import GenerationStep, generate_steps
+from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
 from ss_runtime.tokenization import load_tokenizer
 
@@ -29,6 +29,7 @@ class Usage:
     calls: int = 0
     drafted: int = 0
     seconds: float = 0.0
+    lossy_typical: float | None = None
 
     def add(self, record: GenerationStep) -> None:
         self.completion_tokens += len(record.tokens)
@@ -48,6 +49,7 @@ class Usage:
                 "model_calls": self.calls,
                 "tokens_per_call": round(after_first / self.calls, 4) if self.calls else None,
                 "seconds": round(self.seconds, 4),
+                "lossy_typical": self.lossy_typical,
             },
         }
 
@@ -139,7 +141,7 @@ class Engine:
             self.tokenizer,
             request.chooser,
         )
-        usage.prompt_tokens = len(ids)
+        usage.prompt_tokens, usage.lossy_typical = len(ids), lossy_epsilon(request.chooser)
         try:
             while True:
                 start = time.perf_counter()
