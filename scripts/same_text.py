@@ -7,6 +7,7 @@ bundle), greedily and at a temperature with one seed per prompt. Where a text di
 a tie the first differing token was: the gap of the two best logits, or the distance of the drawn number
 from the nearest edge of the chosen token's interval. Unseeded sampling is drawn many times from one prompt
 per adapter and held against probabilities from plain logits by a softmax written here (chi-square).
+Finished prompts stand in `OUTPUT.rows.jsonl` and are not repeated by a later run with the same output.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,11 @@ from scripts.bundle_prompts import bundle_prompts
 from ss_device.bundle import open_bundle
 from ss_device.decoding import Drafter, StepModel, decode
 from ss_device.prompt_lookup import PromptLookup
-from ss_device.sampling import Chooser, Sampling, keyed_uniform
+from ss_device.sampling import Chooser, keyed_uniform
 from ss_runtime.backends import load_openblas
 from ss_runtime.token_choice import make_chooser
 
+WAYS = ("greedy", "seeded")
 TEMPERATURE, TOP_P = 0.8, 0.95
 DRAWN_TOKENS, DRAW_TEMPERATURE = 3, 0.7
 
@@ -64,29 +66,45 @@ def tie(model: StepModel, ids, first, second, chooser: Chooser | None) -> dict:
     return {"token": at, "distance_to_edge": float(np.abs(edges - drawn).min())}
 
 
-def compare(bank, prompts: dict[str, list[list[int]]], sampled: bool) -> dict:
-    """Plain against drafted answers of every adapter, in one of the two ways of choosing."""
-    stop, rows = frozenset(bank.bundle.manifest.architecture.eos_ids), {}
-    for name, texts in prompts.items():
-        resident = bank.activate(name)
-        drafted = Drafter(
-            resident.adapter.num_nodes, parent_bias=resident.parent_bias, lookup=PromptLookup()
-        )
-        row = {"prompts": len(texts), "equal": 0, "tokens": 0, "plain_calls": 0, "calls": 0, "ties": []}
-        for number, ids in enumerate(texts):
-            chooser = make_chooser(TEMPERATURE, {"top_p": TOP_P, "seed": number}) if sampled else None
-            limit = resident.adapter.max_tokens
-            plain, plain_calls = text_of(resident.model, Drafter(1), ids, limit, stop, chooser)
-            fast, calls = text_of(resident.model, drafted, ids, limit, stop, chooser)
-            row["equal"] += plain == fast
-            if plain != fast:
-                row["ties"].append({"prompt": number, **tie(resident.model, ids, plain, fast, chooser)})
-            row["tokens"] += len(plain)
-            row["plain_calls"] += plain_calls
-            row["calls"] += calls
-        rows[name] = row
-        print("sampled" if sampled else "greedy", name, json.dumps(row), flush=True)
+def questions(prompts: dict[str, list[list[int]]]) -> Iterator[tuple[int, str, str]]:
+    """(prompt number, adapter, way of choosing), so that a part of them is of all kinds."""
+    for number in range(max(map(len, prompts.values()))):
+        for name in prompts:
+            yield from ((number, name, way) for way in WAYS)
+
+
+def compare(bank, name: str, way: str, number: int, ids: list[int], most: int | None) -> dict:
+    """Plain against drafted answer of one prompt."""
+    resident, stop = bank.activate(name), frozenset(bank.bundle.manifest.architecture.eos_ids)
+    drafted = Drafter(resident.adapter.num_nodes, parent_bias=resident.parent_bias, lookup=PromptLookup())
+    chooser = make_chooser(TEMPERATURE, {"top_p": TOP_P, "seed": number}) if way == "seeded" else None
+    limit = min(most or resident.adapter.max_tokens, resident.adapter.max_tokens)
+    plain, plain_calls = text_of(resident.model, Drafter(1), ids, limit, stop, chooser)
+    fast, calls = text_of(resident.model, drafted, ids, limit, stop, chooser)
+    row = {"prompt": number, "adapter": name, "way": way, "equal": plain == fast, "tokens": len(plain)}
+    row |= {"plain_calls": plain_calls, "calls": calls}
+    return row if plain == fast else row | {"tie": tie(resident.model, ids, plain, fast, chooser)}
+
+
+def compare_all(bank, prompts: dict[str, list[list[int]]], most: int | None, file: Path) -> list[dict]:
+    """All rows, those of an earlier run read from `file`, new ones added to it."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    known = {(row["prompt"], row["adapter"], row["way"]) for row in rows}
+    with file.open("a") as lines:
+        for number, name, way in questions(prompts):
+            if (number, name, way) not in known:
+                rows.append(compare(bank, name, way, number, prompts[name][number], most))
+                print(json.dumps(rows[-1]), file=lines, flush=True)
     return rows
+
+
+def totals(rows: list[dict]) -> dict:
+    """Counts by way of choosing and adapter, and every difference."""
+    found: dict[str, dict] = {way: {} for way in WAYS}
+    for row in rows:
+        entry = found[row["way"]].setdefault(row["adapter"], Counter())
+        entry.update({"prompts": 1, **{k: row[k] for k in ("equal", "tokens", "plain_calls", "calls")}})
+    return found | {"differences": [row for row in rows if not row["equal"]]}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -138,6 +156,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--input", required=True, help="JSON lines, {app} in the path")
     parser.add_argument("--limit", type=int, default=100, help="prompts per adapter")
+    parser.add_argument("--max-tokens", type=int, help="per answer (default: the application's)")
     parser.add_argument("--draws", type=int, default=2000, help="unseeded texts per adapter")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
@@ -147,16 +166,16 @@ def main() -> None:
     bundle = open_bundle(arguments.bundle)
     prompts = bundle_prompts(bundle, arguments.input, arguments.limit)
     bank = AdapterBank(bundle, "float32")
-    sampling = Sampling(TEMPERATURE, top_p=TOP_P)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    rows = compare_all(bank, prompts, arguments.max_tokens, arguments.output.with_suffix(".rows.jsonl"))
     result = {
-        "greedy": compare(bank, prompts, sampled=False),
-        "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
-        "seeded": compare(bank, prompts, sampled=True),
+        "sampling": {"temperature": TEMPERATURE, "top_p": TOP_P},
+        "max_tokens": arguments.max_tokens,
+        **totals(rows),
         "unseeded": {n: chi_square(bank, n, texts[0], arguments.draws) for n, texts in prompts.items()},
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result["unseeded"], indent=1))
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

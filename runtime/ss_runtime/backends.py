@@ -22,6 +22,7 @@ import numpy as np
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError, one_line
+from ss_runtime.plain_base import has_streams
 
 DTYPES = {
     "mlx": ("float16", "float32", "bfloat16"),
@@ -31,6 +32,7 @@ DTYPES = {
     "mlxfn": ("float16", "float32", "bfloat16"),
 }
 BACKENDS = tuple(DTYPES)
+QUANTIZATIONS = ("4", "8", "mxfp4")
 BASE_FILE = "mlx/base.safetensors"
 CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
@@ -95,21 +97,25 @@ def open_backend(
     adapter: BundledAdapter,
     dtype: str | None = None,
     stream_rows: str | None = None,
+    quantize: str | None = None,
 ) -> StepModel:
     """The adapter's step model on a back end.
 
-    stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here).
-    Raises UserError when the back end is unknown, is not to be had here, or a file is damaged.
+    stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here); quantize:
+    what MLX packs the base's matrices to (`QUANTIZATIONS`). Raises UserError when the back end is unknown,
+    is not to be had here, or a file is damaged.
     """
     check_backend(name, dtype)
     if (reason := why_not(name, bundle, adapter)) is not None:
         raise UserError(f"back end '{name}': {reason}")
+    if quantize is not None and name != "mlx":
+        raise UserError(f"back end '{name}' computes with the bundle's weights: leave --quantize out")
     if name == "mlxfn":
         return _open_functions(bundle, adapter, dtype)
     dtype = dtype or default_dtype(name)
     if name == "mlx":
         rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
-        return _open_mlx(bundle, adapter, dtype, rows)
+        return _open_mlx(bundle, adapter, dtype, rows, quantize)
     if name == "reference":
         return _open_reference(bundle, adapter, dtype)
     if name == "executor":
@@ -128,16 +134,19 @@ def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:
     """
     if adapter.config.main_attends_streams:
         return "kept"
-    if num_nodes == 1:
+    if num_nodes == 1 or not has_streams(adapter):
         return "none"
     return "kept" if sys.platform == "darwin" else "accepted"
 
 
-def _open_mlx(bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str) -> StepModel:
+def _open_mlx(
+    bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str, quantize: str | None
+) -> StepModel:
     load_openblas()
     from ss_runtime.loading import load_model
 
-    return load_model(bundle, adapter, dtype, stream_rows=stream_rows, **_pruning(adapter))
+    settings = {"stream_rows": stream_rows, "quantize": quantize, **_pruning(adapter)}
+    return load_model(bundle, adapter, dtype, **settings)
 
 
 def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) -> StepModel:

@@ -13,7 +13,7 @@ from ss_device.bundle import PARENT_BIAS
 from ss_device.config import SpeculativeConfig, tensor_shapes
 from ss_device.rotary import attention_factor, inverse_frequencies
 from ss_runtime.kv_cache import Layers
-from ss_runtime.quantized_weights import make_room, packings, quantized_names
+from ss_runtime.quantized_weights import coded_names, make_room, packings, quantized_names
 from ss_runtime.stream_layers import (
     DecoderLayer,
     LowRank,
@@ -178,7 +178,7 @@ class StreamDecoder(nn.Module):
         named = {module_of(name): self._gain(name, array) for name, array in base.items()}
         for name, array in adapter.items():
             named[module_path(name, self.first_msa)] = array
-        codes = {f"{module}.weight" for module in quantized}
+        codes = coded_names(quantized)
         self.load_weights(
             [(n, mx.array(a) if n in codes else as_weight(a, dtype)) for n, a in named.items()]
         )
