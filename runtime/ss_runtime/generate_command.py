@@ -204,7 +204,7 @@ def _drafter(
         raise UserError(f"--nodes {nodes}: the bundle was made for at most {adapter.num_nodes} nodes")
     lookup = PromptLookup() if arguments.lookup else None
     shape, streams = arguments.shape or "best-first", has_streams(adapter) or nodes == 1
-    return Drafter(nodes, shape, arguments.top_k, bias, lookup, use_streams=streams)
+    return Drafter(nodes, shape, arguments.top_k, bias, lookup=lookup, use_streams=streams)
 
 
 def _check_prompts(session: Session, prompts: list[list[int]], file: Path | None) -> None:
