@@ -79,6 +79,25 @@ class CoreMLFunctions:
 
 
 @dataclass(frozen=True)
+class MLXFunctions:
+    """An adapter's exported MLX functions and the sizes they were traced for.
+
+    file: path inside the bundle; dtype: of weights, keys and values; chunk: tokens per prefill call;
+    num_nodes N, num_kept K, context in tokens; slots of the key/value buffers; prune_over as in
+    `CoreMLFunctions`.
+    """
+
+    file: str
+    dtype: str
+    chunk: int
+    num_nodes: int
+    num_kept: int
+    context: int
+    slots: int
+    prune_over: str = "draft"
+
+
+@dataclass(frozen=True)
 class BundledAdapter:
     """One application of a bundle. tensor_file: `mlx/adapters/<app>.safetensors`.
 
@@ -97,6 +116,7 @@ class BundledAdapter:
     coreml: CoreMLFunctions | None = None
     golden: str | None = None
     parent_bias_file: str | None = None
+    mlxfn: MLXFunctions | None = None
 
     def prompt(self, row: dict) -> str:
         """Prompt text of a row: its `prompt` field as is, else the application's template filled."""
@@ -202,7 +222,9 @@ def _adapter(raw: dict) -> BundledAdapter:
     coreml = coreml_functions(raw["coreml"]) if raw.get("coreml") else None
     config = SpeculativeConfig.from_dict(raw["config"])
     stops = tuple(raw["stop_strings"])
-    return BundledAdapter(**{**raw, "config": config, "coreml": coreml, "stop_strings": stops})
+    mlxfn = MLXFunctions(**raw["mlxfn"]) if raw.get("mlxfn") else None
+    parts = {"config": config, "coreml": coreml, "stop_strings": stops, "mlxfn": mlxfn}
+    return BundledAdapter(**{**raw, **parts})
 
 
 def coreml_functions(raw: dict) -> CoreMLFunctions:

@@ -36,8 +36,18 @@ def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: t
     check_tensors(bundle, entry.tensor_file, own_tensors(adapter))
     if entry.parent_bias_file:
         check_tensors(bundle, entry.parent_bias_file, shared_parent_bias(adapter))
+    if "mlxfn" in targets:
+        check_functions(bundle, entry)
     if "coreml" in targets:
         check_package(bundle, entry, base)
+
+
+def check_functions(bundle: Bundle, entry: BundledAdapter) -> None:
+    """Import the exported functions and compare their first calls with the runtime's, node by node."""
+    from ss_runtime.exported_functions import first_difference
+
+    if difference := first_difference(bundle, entry, CHECKED_STEPS):
+        raise UserError(f"check failed: exported functions against the MLX runtime: {difference}")
 
 
 def is_exact_in_half(weights: Mapping[str, np.ndarray]) -> bool:

@@ -15,7 +15,7 @@ from ss_convert.audit import command as audit
 from ss_convert.conversion import Outcome, convert, existing_bundle, num_stages
 from ss_convert.coreml.options import CHOICES, PRESETS, PRUNE_OVER, WEIGHTS
 from ss_convert.form import Form
-from ss_convert.planning import TARGETS, Plan, Request, plan_conversion
+from ss_convert.planning import FUNCTION_DTYPES, TARGETS_OF, Plan, Request, plan_conversion
 from ss_device.bundle import Bundle
 from ss_device.command_line import (
     CommandParser,
@@ -69,7 +69,18 @@ def _parser() -> CommandParser:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--output", type=Path, metavar="DIR", help="bundle folder (default: build/<app>)")
     place.add_argument("--into", type=Path, metavar="BUNDLE", help="add the adapters to an existing bundle")
-    add("--target", choices=(*TARGETS, "both"), help="default both; with --into the bundle's")
+    add(
+        "--target",
+        choices=TARGETS_OF,
+        help="coreml, mlx, mlxfn (mlx and exported MLX functions), both (coreml and mlx, the default) or "
+        "all; with --into the bundle's",
+    )
+    add(
+        "--mlxfn-dtype",
+        choices=FUNCTION_DTYPES,
+        default=FUNCTION_DTYPES[0],
+        help=f"arithmetic of exported MLX functions (default {FUNCTION_DTYPES[0]})",
+    )
     add("--keep", type=positive, metavar="K", help="nodes left after early-exit pruning (default: all)")
     add("--prune-over", choices=PRUNE_OVER, help="what early-exit scores are normalised over")
     _add_form(parser.add_argument_group("Core ML package (with --into: as it is in the bundle)"))
@@ -184,7 +195,8 @@ def _request(arguments: argparse.Namespace) -> Request:
         models=arguments.models,
         output=arguments.output,
         into=arguments.into,
-        targets=None if target is None else TARGETS if target == "both" else (target,),
+        targets=None if target is None else TARGETS_OF[target],
+        function_dtype=arguments.mlxfn_dtype,
         num_kept=arguments.keep,
         prune_over=arguments.prune_over,
         preset=arguments.preset,

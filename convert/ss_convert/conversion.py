@@ -1,8 +1,8 @@
 """From base and adapter folders to a bundle: resumable stages in a folder beside the target.
 
-Stages: mlx → coreml (functions of each adapter, then one package) → golden → check → manifest, then one
-rename. A killed conversion leaves the earlier bundle as it was; the next run with the same inputs reuses
-the stages that were finished.
+Stages: mlx → mlxfn of each adapter → coreml (functions of each adapter, then one package) → golden →
+check → manifest, then one rename. A killed conversion leaves the earlier bundle as it was; the next run
+with the same inputs reuses the stages that were finished.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ss_convert import coreml_stage, golden_stage
+from ss_convert import coreml_stage, golden_stage, mlxfn_stage
 from ss_convert.check import check_adapter, check_base, is_exact_in_half
 from ss_convert.disk import one_line_when_full
 from ss_convert.mlx.weights import parent_bias_file, write_adapter, write_base, write_parent_bias
@@ -26,6 +26,7 @@ from ss_device.bundle import (
     Bundle,
     BundledAdapter,
     Manifest,
+    MLXFunctions,
     coreml_functions,
     open_bundle,
     write_manifest,
@@ -49,7 +50,7 @@ class Outcome:
 
 def num_stages(plan: Plan) -> int:
     """How many stages `convert` reports."""
-    per_adapter = 2 if "coreml" in plan.targets else 1
+    per_adapter = 1 + ("coreml" in plan.targets) + ("mlxfn" in plan.targets)
     return 5 + per_adapter * len(plan.adapters)
 
 
@@ -85,6 +86,12 @@ def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
 def _write_files(plan: Plan, stages: Stages, folder: Path, weights: WeightSource) -> dict[str, dict]:
     """Run the stages that write files; their results by name."""
     results = {"mlx": stages.run("mlx", lambda: _write_mlx(plan, folder, weights), "mlx")}
+    if "mlxfn" in plan.targets:
+        for planned in plan.adapters:
+            entry, name = _entry(plan, planned), f"mlxfn {planned.app}"
+            results[name] = stages.run(
+                name, lambda p=planned, entry=entry: mlxfn_stage.write(plan, entry, p, folder)
+            )
     if "coreml" in plan.targets:
         for planned in plan.adapters:
             stages.run(
@@ -111,7 +118,9 @@ def _manifest(plan: Plan, results: dict[str, dict]) -> Manifest:
         for app, entry in earlier.items()
     }
     for planned in plan.adapters:
-        adapters[planned.app] = _entry(plan, planned, functions, results[f"golden {planned.app}"])
+        entry = _entry(plan, planned, functions, results[f"golden {planned.app}"])
+        exported = results.get(f"mlxfn {planned.app}")
+        adapters[planned.app] = replace(entry, mlxfn=exported and MLXFunctions(**exported))
     exact = results["mlx"]["exact_weights"] and (
         plan.into is None or plan.into.manifest.made.get("exact_weights", True)
     )
@@ -126,8 +135,11 @@ def _manifest(plan: Plan, results: dict[str, dict]) -> Manifest:
     return Manifest(architecture, plan.base.identity, adapters, made=made)
 
 
-def _entry(plan: Plan, planned: PlannedAdapter, functions: dict, golden: dict) -> BundledAdapter:
-    adapter = planned.adapter
+def _entry(
+    plan: Plan, planned: PlannedAdapter, functions: dict | None = None, golden: dict | None = None
+) -> BundledAdapter:
+    """The manifest's entry, as far as stages have run."""
+    adapter, golden = planned.adapter, golden or {"base": None, "coreml": None}
     coreml = coreml_functions(functions[planned.app]) if functions else None
     return BundledAdapter(
         app=planned.app,

@@ -22,6 +22,10 @@ from ss_device.errors import UserError
 from ss_device.files import sha256
 
 TARGETS = ("coreml", "mlx")
+# By the name of a --target. Functions are made from the MLX weights, so a bundle has both.
+TARGETS_OF = {"coreml": ("coreml",), "mlx": ("mlx",), "mlxfn": ("mlx", "mlxfn"), "both": TARGETS}
+TARGETS_OF["all"] = (*TARGETS, "mlxfn")
+FUNCTION_DTYPES = ("float16", "float32", "bfloat16")
 LIBRARIES = ("coremltools", "numpy", "safetensors", "torch", "transformers")
 BASE_FILE = "mlx/base.safetensors"
 
@@ -47,6 +51,7 @@ class Request:
     golden_prompts: Path | None = None
     golden: bool = True
     force: bool = False
+    function_dtype: str = FUNCTION_DTYPES[0]
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Plan:
     """A checked request: everything that fits together, nothing heavy done yet.
 
     into: the bundle that is extended, None for a new one; inputs: digest of all that determines the
-    bundle.
+    bundle; function_dtype: arithmetic of exported MLX functions.
     """
 
     adapters: tuple[PlannedAdapter, ...]
@@ -79,6 +84,7 @@ class Plan:
     form: Form
     golden: bool
     inputs: str
+    function_dtype: str = FUNCTION_DTYPES[0]
 
     @property
     def notes(self) -> list[str]:
@@ -134,6 +140,7 @@ def plan_conversion(request: Request) -> Plan:
         form=form,
         golden=request.golden,
         inputs=_inputs_digest(request, planned, base, targets, into),
+        function_dtype=request.function_dtype,
     )
 
 
@@ -275,6 +282,7 @@ def _inputs_digest(request, planned, base, targets, into) -> str:
             for p in planned
         ],
         "targets": sorted(targets),
+        "function_dtype": request.function_dtype if "mlxfn" in targets else None,
         "golden": request.golden,
         "versions": library_versions(),
         "code": _code_digest(),

@@ -6,6 +6,7 @@
 | executor | the bundle's Core ML package, op by op in numpy, anywhere | float16, float32 |
 | reference | PyTorch on the bundle's own weights | float32, bfloat16, float16 |
 | coreml | Core ML itself, on a Mac | float16 |
+| mlxfn | the bundle's exported MLX functions | the one that they were exported in |
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from pathlib import Path
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError, one_line
+from ss_runtime.plain_base import has_streams
 
 DTYPES = {
     "mlx": ("float16", "float32", "bfloat16"),
     "executor": ("float16", "float32"),
     "reference": ("float32", "float16", "bfloat16"),
     "coreml": ("float16",),
+    "mlxfn": ("float16", "float32", "bfloat16"),
 }
 BACKENDS = tuple(DTYPES)
+QUANTIZATIONS = ("4", "8", "mxfp4")
 BASE_FILE = "mlx/base.safetensors"
 CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
@@ -61,6 +65,8 @@ def why_not(name: str, bundle: Bundle, adapter: BundledAdapter) -> str | None:
         return "Core ML runs on a Mac only; 'executor' runs the same package here"
     if name in ("coreml", "executor") and adapter.coreml is None:
         return "the bundle has no Core ML package (ss-convert --target coreml)"
+    if name == "mlxfn" and adapter.mlxfn is None:
+        return "the bundle has no exported functions (ss-convert --target mlxfn)"
     if name in ("mlx", "reference") and not (bundle.path / BASE_FILE).is_file():
         return "the bundle has no MLX weights (ss-convert --target mlx)"
     needed = {
@@ -68,6 +74,7 @@ def why_not(name: str, bundle: Bundle, adapter: BundledAdapter) -> str | None:
         "reference": ("torch", "transformers"),
         "executor": ("coremltools", "google.protobuf", "ss_convert"),
         "coreml": ("coremltools",),
+        "mlxfn": ("mlx",),
     }
     for module in needed[name]:
         if not _installed(module):
@@ -88,19 +95,25 @@ def open_backend(
     adapter: BundledAdapter,
     dtype: str | None = None,
     stream_rows: str | None = None,
+    quantize: str | None = None,
 ) -> StepModel:
     """The adapter's step model on a back end.
 
-    stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here).
-    Raises UserError when the back end is unknown, is not to be had here, or a file is damaged.
+    stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here); quantize:
+    what MLX packs the base's matrices to (`QUANTIZATIONS`). Raises UserError when the back end is unknown,
+    is not to be had here, or a file is damaged.
     """
     check_backend(name, dtype)
     if (reason := why_not(name, bundle, adapter)) is not None:
         raise UserError(f"back end '{name}': {reason}")
+    if quantize is not None and name != "mlx":
+        raise UserError(f"back end '{name}' computes with the bundle's weights: leave --quantize out")
+    if name == "mlxfn":
+        return _open_functions(bundle, adapter, dtype)
     dtype = dtype or default_dtype(name)
     if name == "mlx":
         rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
-        return _open_mlx(bundle, adapter, dtype, rows)
+        return _open_mlx(bundle, adapter, dtype, rows, quantize)
     if name == "reference":
         return _open_reference(bundle, adapter, dtype)
     if name == "executor":
@@ -119,16 +132,30 @@ def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:
     """
     if adapter.config.main_attends_streams:
         return "kept"
-    if num_nodes == 1:
+    if num_nodes == 1 or not has_streams(adapter):
         return "none"
     return "kept" if sys.platform == "darwin" else "accepted"
 
 
-def _open_mlx(bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str) -> StepModel:
+def _open_mlx(
+    bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str, quantize: str | None
+) -> StepModel:
     load_openblas()
     from ss_runtime.loading import load_model
 
-    return load_model(bundle, adapter, dtype, stream_rows=stream_rows, **_pruning(adapter))
+    settings = {"stream_rows": stream_rows, "quantize": quantize, **_pruning(adapter)}
+    return load_model(bundle, adapter, dtype, **settings)
+
+
+def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) -> StepModel:
+    if dtype not in (None, adapter.mlxfn.dtype):
+        raise UserError(
+            f"the functions of '{adapter.app}' were exported in {adapter.mlxfn.dtype}, not in {dtype}"
+        )
+    load_openblas()
+    from ss_runtime.exported_functions import open_functions
+
+    return open_functions(bundle, adapter)
 
 
 def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:

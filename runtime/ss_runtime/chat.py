@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from pathlib import Path
 
-from ss_device.decoding import StepModel
 from ss_device.errors import UserError, one_line
 from ss_runtime.chat_prompt import ChatPrompt
 from ss_runtime.display import totals_text
 from ss_runtime.generate_command import Session, run_prompt
 
 
-def talk(session: Session, chat: ChatPrompt) -> None:
+def talk(session: Session, chat: ChatPrompt, cache: Path | None = None) -> None:
     """Answer lines of standard input until it ends. Every prompt holds the conversation so far.
 
-    A message that does not fit (a full context, a template that refuses it) is reported and left out.
+    cache: where the conversation and its keys and values are saved after every answer (an MLX session). A
+    message that does not fit (a full context, a template that refuses it) is reported and left out.
     """
     if chat.template is None:
         print("this base has no chat template: messages are joined by line breaks", file=sys.stderr)
-    session = replace(session, model=_remembering(session.model))
-    messages: list[dict] = []
+    messages = list(session.messages)
+    if messages:
+        print(f"the conversation goes on after {len(messages)} messages", file=sys.stderr)
     while (line := _read_line()) is not None:
         if not line.strip():
             continue
@@ -32,6 +33,8 @@ def talk(session: Session, chat: ChatPrompt) -> None:
             print(f"error: {one_line(error)}", file=sys.stderr)
             continue
         messages.append({"role": "assistant", "content": text})
+        if cache is not None:
+            session.model.text.save(cache, messages)
 
 
 def _read_line() -> str | None:
@@ -50,17 +53,3 @@ def _answer(session: Session, ids: list[int]) -> str:
     records, result = run_prompt(session, ids)
     print(totals_text(records, result), file=sys.stderr)
     return result.text
-
-
-def _remembering(model: StepModel) -> StepModel:
-    """An MLX model that computes only what is new since the last message; others as they are."""
-    try:
-        from ss_runtime.mlx_model import MLXStepModel
-        from ss_runtime.prompt_cache import CachedText, ReusingModel
-    except ImportError:
-        return model
-    return (
-        ReusingModel(model, CachedText("conversation", model.cache))
-        if isinstance(model, MLXStepModel)
-        else model
-    )

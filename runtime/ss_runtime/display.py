@@ -72,13 +72,14 @@ class StepPrinter:
 
 
 def totals_text(records: list[GenerationStep], result: Result) -> str:
-    """One line: tokens, model calls, tokens per call, drafted share, times in seconds."""
+    """One line: tokens, model calls, tokens per call, drafted share, times in seconds; a lossy choice."""
     drafted = sum(record.num_drafted for record in records)
     count = result.generated_tokens
     per_call = f", {result.tokens_per_call:.2f} tokens per call" if result.tokens_per_call else ""
-    seconds = result.seconds
+    seconds, epsilon = result.seconds, result.lossy_typical
+    lossy = f"; LOSSY: typical acceptance {epsilon:g}" if epsilon else ""
     return (
         f"{count} tokens, {result.steps} calls after the prompt's{per_call}; "
         f"{drafted} drafted ({100 * drafted / count:.0f} %); "
-        f"prefill {seconds['prefill']:.2f} s, decode {seconds['decode']:.2f} s"
+        f"prefill {seconds['prefill']:.2f} s, decode {seconds['decode']:.2f} s{lossy}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ss_device.bundle import Bundle, BundledAdapter, open_bundle
@@ -24,15 +24,18 @@ from ss_device.sampling import Chooser
 from ss_runtime.backends import (
     BACKENDS,
     DTYPES,
+    QUANTIZATIONS,
     check_backend,
     default_backend,
     default_dtype,
     fastest_stream_rows,
     open_backend,
 )
+from ss_runtime.cache_options import add_cache_options, check_cache_options, with_cache
 from ss_runtime.chat_prompt import ChatPrompt
 from ss_runtime.display import StepPrinter, totals_text
 from ss_runtime.generation import GenerationStep, Result, generate_steps, summarize
+from ss_runtime.plain_base import has_streams, plain_base
 from ss_runtime.token_choice import add_choice_options, chooser_from_options
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.tuning import read_tuning
@@ -42,7 +45,7 @@ SHAPES = ("best-first", "chain", "k-ary")
 
 @dataclass(frozen=True)
 class Session:
-    """A loaded back end with everything a generation needs."""
+    """A loaded back end with everything a generation needs. messages: of a conversation taken up again."""
 
     model: StepModel
     drafter: Drafter
@@ -51,6 +54,7 @@ class Session:
     stop_ids: frozenset[int]
     max_tokens: int
     chooser: Chooser | None = None
+    messages: list[dict] = field(default_factory=list)
 
     def steps(self, prompt_ids: list[int]):
         """Iterator of GenerationStep for one prompt."""
@@ -81,6 +85,7 @@ def _parser() -> CommandParser:
     add = parser.add_argument
     add("--bundle", type=Path, required=True, metavar="DIR", help="bundle folder made by ss-convert")
     add("--adapter", metavar="NAME", help="which of the bundle's adapters (default: the only one)")
+    add("--no-adapter", action="store_true", help="the base alone, on MLX (--lookup drafts copies)")
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", metavar="TEXT", help="one prompt, taken as it is")
     prompts.add_argument(
@@ -94,6 +99,8 @@ def _parser() -> CommandParser:
     add("--max-tokens", type=positive, metavar="N", help="default: the application's")
     add("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: MLX where it can run)")
     add("--dtype", choices=sorted(set(sum(DTYPES.values(), ()))), help="arithmetic of the back end")
+    add("--quantize", choices=QUANTIZATIONS, help="MLX: pack the base to affine 4 or 8 bits, or mxfp4")
+    add_cache_options(parser)
     add("--plain", action="store_true", help="no drafts: one token per call")
     add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
     add("--shape", choices=SHAPES, help="how the tree is grown (default: best-first)")
@@ -111,26 +118,33 @@ def generate_command(arguments: argparse.Namespace) -> None:
         check_backend(arguments.backend, arguments.dtype)
     if arguments.plain and arguments.nodes not in (None, 1):
         raise UserError("--plain is one node per call; leave --nodes out")
+    if arguments.no_adapter and (arguments.adapter or arguments.backend not in (None, "mlx")):
+        raise UserError("--no-adapter is the base alone on MLX; leave --adapter and other back ends out")
+    if arguments.no_adapter and not arguments.lookup and (arguments.nodes or arguments.shape):
+        raise UserError("--no-adapter drafts nothing without --lookup; leave --nodes and --shape out")
+    check_cache_options(arguments)
     if arguments.chat and (arguments.json or arguments.show_steps):
         raise UserError("--chat writes text only; leave --json and --show-steps out")
     chooser = chooser_from_options(arguments)
     bundle = open_bundle(arguments.bundle)
-    adapter = bundle.adapter(arguments.adapter)
+    adapter = plain_base(bundle.manifest) if arguments.no_adapter else bundle.adapter(arguments.adapter)
     tokenizer = load_tokenizer(bundle)
     if arguments.chat:
         from ss_runtime.chat import talk
 
         session = open_session(bundle, adapter, tokenizer, arguments, chooser)
-        return talk(session, ChatPrompt(bundle.path, tokenizer))
+        return talk(session, ChatPrompt(bundle.path, tokenizer), arguments.prompt_cache)
     prompts = [tokenizer.encode(text) for text in read_prompts(arguments, adapter)]
     session = open_session(bundle, adapter, tokenizer, arguments, chooser)
     _check_prompts(session, prompts, arguments.input)
-    results = []
+    results: list[Result] = []
     for ids in prompts:
         records, result = run_prompt(session, ids, arguments.show_steps, arguments.json)
         results.append(result)
         if not arguments.json and not arguments.show_steps:
             print(totals_text(records, result), file=sys.stderr)
+    if arguments.prompt_cache:
+        session.model.text.save(arguments.prompt_cache)
     if len(results) > 1 and not arguments.json:
         print(_overall(results), file=sys.stderr)
 
@@ -150,13 +164,20 @@ def open_session(
     chooser: Chooser | None = None,
 ) -> Session:
     """Check the request and load the back end it names."""
-    name = arguments.backend or default_backend(bundle, adapter)
+    name = arguments.backend or ("mlx" if arguments.no_adapter else default_backend(bundle, adapter))
     check_backend(name, arguments.dtype)
     drafter = _drafter(bundle, adapter, name, arguments)
+    if arguments.prompt_cache and name != "mlx":
+        raise UserError(f"--prompt-cache holds keys and values of MLX, not of back end '{name}'")
+    rows = fastest_stream_rows(adapter, drafter.num_nodes)
+    model = open_backend(name, bundle, adapter, arguments.dtype, rows, arguments.quantize)
+    messages: list[dict] = []
+    if name == "mlx" and (arguments.chat or arguments.prompt_cache):
+        dtype = arguments.dtype or default_dtype(name)
+        model, messages = with_cache(model, bundle, adapter, dtype, arguments)
     return Session(
-        model=open_backend(
-            name, bundle, adapter, arguments.dtype, fastest_stream_rows(adapter, drafter.num_nodes)
-        ),
+        model=model,
+        messages=messages,
         drafter=drafter,
         tokenizer=tokenizer,
         adapter=adapter,
@@ -172,6 +193,8 @@ def _drafter(
     """The draft that the options ask for; without any, what ss-bench tune chose on this device."""
     bias = bundle.parent_bias(adapter)
     asked = arguments.plain or arguments.nodes or arguments.shape or arguments.lookup
+    if not has_streams(adapter) and not arguments.lookup:
+        return Drafter(1)
     if backend == "mlx" and not asked:
         tuned = read_tuning(bundle, adapter.app, arguments.dtype or default_dtype(backend))
         if tuned is not None:
@@ -180,7 +203,8 @@ def _drafter(
     if nodes > adapter.num_nodes:
         raise UserError(f"--nodes {nodes}: the bundle was made for at most {adapter.num_nodes} nodes")
     lookup = PromptLookup() if arguments.lookup else None
-    return Drafter(nodes, arguments.shape or "best-first", arguments.top_k, bias, lookup)
+    shape, streams = arguments.shape or "best-first", has_streams(adapter) or nodes == 1
+    return Drafter(nodes, shape, arguments.top_k, bias, lookup=lookup, use_streams=streams)
 
 
 def _check_prompts(session: Session, prompts: list[list[int]], file: Path | None) -> None:
@@ -215,7 +239,8 @@ def run_prompt(
         elif not as_json:
             sys.stdout.write(record.text)
             sys.stdout.flush()
-    result = summarize(records, len(ids), prefilled - started, time.perf_counter() - prefilled)
+    seconds = prefilled - started, time.perf_counter() - prefilled
+    result = summarize(records, len(ids), *seconds, session.chooser)
     if as_json:
         print_json(result.to_dict())
     elif printer:

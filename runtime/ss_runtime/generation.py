@@ -36,7 +36,7 @@ class Result:
 
     token_ids holds the end token if one was generated, text does not. steps: model calls after prefill;
     tokens_per_call: generated tokens but the first, per such call (None without one); seconds: wall time
-    of `prefill` and `decode`.
+    of `prefill` and `decode`; lossy_typical: epsilon of a lossy choice, whose text is not the plain one.
     """
 
     text: str
@@ -47,6 +47,7 @@ class Result:
     tokens_per_call: float | None
     seconds: dict[str, float]
     finish_reason: str
+    lossy_typical: float | None = None
 
     def to_dict(self) -> dict:
         """For JSON."""
@@ -142,11 +143,18 @@ def generate(
     records = [next(steps)]
     prefilled = time.perf_counter()
     records.extend(steps)
-    return summarize(records, len(prompt_ids), prefilled - start, time.perf_counter() - prefilled)
+    seconds = prefilled - start, time.perf_counter() - prefilled
+    return summarize(records, len(prompt_ids), *seconds, chooser)
 
 
-def summarize(records: list[GenerationStep], prompt_tokens: int, prefill: float, decoding: float) -> Result:
-    """The Result of a generation from its records and the seconds of both phases."""
+def summarize(
+    records: list[GenerationStep],
+    prompt_tokens: int,
+    prefill: float,
+    decoding: float,
+    chooser: Chooser | None = None,
+) -> Result:
+    """The Result of a generation from its records, the seconds of both phases and how it chose."""
     tokens = tuple(token for record in records for token in record.tokens)
     calls = len(records) - 1
     return Result(
@@ -158,4 +166,11 @@ def summarize(records: list[GenerationStep], prompt_tokens: int, prefill: float,
         tokens_per_call=(len(tokens) - 1) / calls if calls else None,
         seconds={"prefill": prefill, "decode": decoding},
         finish_reason=records[-1].finish_reason,
+        lossy_typical=lossy_epsilon(chooser),
     )
+
+
+def lossy_epsilon(chooser: Chooser | None) -> float | None:
+    """Epsilon of typical acceptance, None for an exact choice."""
+    typical = getattr(chooser, "lossy_typical", None)
+    return typical.epsilon if typical else None

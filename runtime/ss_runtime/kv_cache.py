@@ -34,6 +34,15 @@ class KVCache:
     def capacity(self) -> int:
         return self.layers[0][0].shape[2]
 
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of the buffers."""
+        return sum(buffer.nbytes for pair in self.layers for buffer in pair)
+
+    def shape(self, tokens: int) -> tuple[int, int, int, int]:
+        """Of the stacked keys of a text: layers, kv_heads, tokens, head_dim."""
+        return self._num_layers, self._empty.shape[1], tokens, self._empty.shape[3]
+
     def reset(self) -> None:
         """Forget the text. Buffers stay: what they hold is masked until it is overwritten."""
         self.length = 0

@@ -13,7 +13,8 @@ from ss_device.errors import UserError, one_line
 from ss_device.families import read_architecture
 from ss_device.files import read_json
 from ss_runtime.mlx_model import MLXStepModel
-from ss_runtime.quantized_weights import checkpoint_arrays
+from ss_runtime.quantized_weights import checkpoint_arrays, quantize_base
+from ss_runtime.stream_decoder import as_weight
 
 BASE_FILE = "mlx/base.safetensors"
 
@@ -28,21 +29,23 @@ def load_model(
     context: int | None = None,
     prune_over: str = "draft",
     stream_rows: str | None = None,
+    quantize: str | None = None,
 ) -> MLXStepModel:
     """The adapter's step model from the bundle's MLX files (DESIGN: MLX runtime).
 
     num_nodes: nodes per step, by default the adapter's; num_kept: nodes after pruning, by default all;
     context in tokens, by default `Architecture.default_context`; stream_rows by default as
-    `default_stream_rows` says; the rest as in `MLXStepModel`. Raises UserError for a bundle without MLX
-    files, a damaged file or settings that do not fit.
+    `default_stream_rows` says; quantize: of `SCHEMES`, what the base's matrices are packed to (None: not
+    at all); the rest as in `MLXStepModel`. Raises UserError for a bundle without MLX files, a damaged file
+    or settings that do not fit.
     """
     architecture = bundle.manifest.architecture
     stream_rows = default_stream_rows(adapter.config) if stream_rows is None else stream_rows
     return MLXStepModel(
         architecture,
         adapter.config,
-        load_arrays(bundle.path / BASE_FILE),
-        load_arrays(bundle.path / adapter.tensor_file),
+        base_arrays(bundle, dtype, quantize),
+        load_arrays(bundle.path / adapter.tensor_file) if adapter.tensor_file else {},
         num_nodes=adapter.num_nodes if num_nodes is None else num_nodes,
         num_kept=num_kept,
         context=architecture.default_context if context is None else context,
@@ -50,6 +53,13 @@ def load_model(
         dtype=dtype,
         stream_rows=stream_rows,
     )
+
+
+def base_arrays(bundle: Bundle, dtype: str, quantize: str | None) -> dict[str, mx.array]:
+    """The base's canonical arrays in `dtype`, quantized where asked."""
+    kind = getattr(mx, dtype)
+    arrays = {name: as_weight(a, kind) for name, a in load_arrays(bundle.path / BASE_FILE).items()}
+    return quantize_base(arrays, bundle.manifest.architecture, quantize)
 
 
 def load_folders(

@@ -26,9 +26,9 @@ from ss_runtime.mlx_model import MLXStepModel
 FORMAT_VERSION = 1
 
 
-def cache_content(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> str:
+def cache_content(bundle: Bundle, adapter: BundledAdapter, dtype: str, quantize: str | None = None) -> str:
     """What keys and values depend on, as a sha256: base, arithmetic, and the adapter in shared mode."""
-    parts = [bundle.manifest.base.sha256, dtype]
+    parts = [bundle.manifest.base.sha256, dtype, *([f"quantized {quantize}"] if quantize else [])]
     if adapter.config.mode == "shared":
         entry = bundle.manifest.files.get(adapter.tensor_file, {})
         parts += [entry.get("sha256", adapter.app), json.dumps(adapter.config.to_dict(), sort_keys=True)]
@@ -61,8 +61,11 @@ class CachedText:
                 return index
         return max(limit, 0)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file: tokens, and `keys`/`values` [layers, kv_heads, tokens, head_dim]."""
+    def save(self, path: Path, messages: Sequence[dict] = ()) -> None:
+        """Write a safetensors file: tokens, and `keys`/`values` [layers, kv_heads, tokens, head_dim].
+
+        messages: a conversation whose text this is, kept for `load`.
+        """
         length = self.reusable
         if not length or not self.kv.layers:
             raise UserError("the prompt cache is empty: generate or prefill before saving it")
@@ -71,13 +74,21 @@ class CachedText:
             for part, name in enumerate(("keys", "values"))
         }
         arrays["tokens"] = mx.array(self.tokens[:length], mx.int32)
-        about = {"format_version": str(FORMAT_VERSION), "content": self.content}
+        about = {
+            "format_version": str(FORMAT_VERSION),
+            "content": self.content,
+            "messages": json.dumps(list(messages), ensure_ascii=False),
+        }
         partial = path.with_name(f".{path.name}.partial.safetensors")
         mx.save_safetensors(str(partial), arrays, about)
         os.replace(partial, path)
 
-    def load(self, path: Path, context: int) -> None:
-        """Replace the text by a saved one. Raises UserError for a cache of another base or adapter."""
+    def load(self, path: Path, context: int) -> list[dict]:
+        """Replace the text by a saved one. → the messages saved with it.
+
+        Raises UserError for a cache of another base, arithmetic or adapter, or a damaged file; the text is
+        then what it was.
+        """
         arrays, about = _read(path)
         if about.get("format_version") != str(FORMAT_VERSION) or set(arrays) != {
             "keys",
@@ -94,12 +105,12 @@ class CachedText:
         if len(tokens) > context:
             raise UserError(f"{path}: {len(tokens)} tokens, the context holds {context}")
         kv = self.kv
-        kv.reset()
-        kv.reserve(len(tokens))
-        shape = (len(kv.layers), *kv.layers[0][0].shape[1:2], len(tokens), kv.layers[0][0].shape[3])
+        shape = kv.shape(len(tokens))
         for name in ("keys", "values"):
             if arrays[name].shape != shape:
                 raise UserError(f"{path}: '{name}' has shape {arrays[name].shape}, expected {shape}")
+        kv.reset()
+        kv.reserve(len(tokens))
         start = mx.array([0])
         kv.layers = [
             tuple(
@@ -111,6 +122,7 @@ class CachedText:
         mx.eval(kv.layers)
         kv.length = len(tokens)
         self.tokens, self.reusable = tokens, len(tokens)
+        return json.loads(about.get("messages", "[]"))
 
 
 def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:

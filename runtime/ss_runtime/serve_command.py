@@ -11,7 +11,7 @@ from pathlib import Path
 from ss_device.bundle import open_bundle
 from ss_device.command_line import CommandParser, positive, run_command
 from ss_device.errors import UserError
-from ss_runtime.backends import BASE_FILE, DTYPES, default_dtype, load_openblas
+from ss_runtime.backends import BASE_FILE, DTYPES, QUANTIZATIONS, default_dtype, load_openblas
 
 SHUTDOWN_SECONDS = 5
 
@@ -34,6 +34,8 @@ def _parser() -> CommandParser:
     add("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     add("--port", type=int, default=8080, help="port (default: 8080; 0: any free one)")
     add("--dtype", choices=DTYPES["mlx"], help="arithmetic of MLX (default: what suits this machine)")
+    add("--adapters", metavar="A,B", help="load only these (default: all; POST /v1/adapters/NAME loads)")
+    add("--quantize", choices=QUANTIZATIONS, help="pack the base's matrices: affine 4 or 8 bits, or mxfp4")
     add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
     add("--lookup", action="store_true", help="copies from prompt and output compete for the tree's nodes")
     add("--queue", type=positive, default=8, metavar="N", help="requests that may wait (default: 8)")
@@ -75,10 +77,13 @@ def serve(arguments: argparse.Namespace) -> None:
         server_header=False,
     )
     with listening(config) as socket:
-        engine = Engine(bundle, dtype, arguments.queue, arguments.lookup, arguments.nodes)
+        names = arguments.adapters and [name for name in arguments.adapters.split(",") if name]
+        drafting = arguments.lookup, arguments.nodes
+        engine = Engine(bundle, dtype, arguments.queue, *drafting, names, arguments.quantize)
         config.app = make_app(engine, arguments.body_limit, arguments.max_tokens)
         host, port = socket.getsockname()[:2]
-        print(f"{', '.join(engine.bank.names)} at http://{host}:{port}/v1 (Ctrl-C ends)", file=sys.stderr)
+        models = ", ".join([*engine.bank.names, engine.bank.base_name])
+        print(f"{models} at http://{host}:{port}/v1 (Ctrl-C ends)", file=sys.stderr)
         # uvicorn ends gracefully at a signal and then raises it again.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):

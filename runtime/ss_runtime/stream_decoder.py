@@ -11,9 +11,10 @@ from ss_device.architecture import Architecture, block_of
 from ss_device.base_model import check_shapes
 from ss_device.bundle import PARENT_BIAS
 from ss_device.config import SpeculativeConfig, tensor_shapes
+from ss_device.packed_weights import packings
 from ss_device.rotary import attention_factor, inverse_frequencies
 from ss_runtime.kv_cache import Layers
-from ss_runtime.quantized_weights import make_room, packings, quantized_names
+from ss_runtime.quantized_weights import make_room, quantized_names
 from ss_runtime.stream_layers import (
     DecoderLayer,
     LowRank,

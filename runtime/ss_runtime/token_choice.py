@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -87,6 +88,32 @@ def penalty_processors(penalties: dict[str, float | None]) -> tuple[LogitsProces
     except ImportError as error:
         raise UserError("penalties need mlx-lm: pip install 'ss-device[runtime]'") from error
     return tuple(from_mlx_lm(processor) for processor in make_logits_processors(**wanted))
+
+
+@dataclass(frozen=True)
+class MLXLMChooser:
+    """A chooser for `decode` made of mlx-lm's own parts (`mlx_lm.sample_utils`), exact with drafts.
+
+    sampler: log-probabilities [1, V] → token [1], as `make_sampler` returns it (temperature, top-p, top-k,
+    min-p, XTC); None: argmax. processors: tokens, logits [1, V] → logits, as `make_logits_processors`
+    returns them; each node is given its own text. Draws come from `mx.random`, one per node that the walk
+    reaches: texts follow the plain distribution, but no seed makes them equal to plain decoding's
+    (`make_chooser` does).
+    """
+
+    sampler: Callable | None = None
+    processors: tuple[Callable, ...] = ()
+
+    def __call__(self, logits: np.ndarray, text: Sequence[int], drafted: Sequence[int]) -> int:
+        """The token after `text` (prompt, output and the node's own path) under logits [V]."""
+        import mlx.core as mx
+
+        row = mx.array(logits)[None]
+        for processor in self.processors:
+            row = processor(mx.array(list(text)), row)
+        if self.sampler is None:
+            return int(mx.argmax(row[0]).item())
+        return int(self.sampler(row - mx.logsumexp(row, axis=-1, keepdims=True)).item())
 
 
 def from_mlx_lm(processor: Callable) -> LogitsProcessor:

@@ -55,7 +55,7 @@ def validate(arguments: argparse.Namespace) -> int:
     for name in names:
         adapter = bundle.adapter(name)
         replays[name] = []
-        for backend, dtype in wanted:
+        for backend, dtype in [*wanted, *_exported(arguments, adapter)]:
             traces = golden_traces(bundle, adapter, arguments.limit, backend)
             if (reason := why_not(backend, bundle, adapter)) is None:
                 replays[name].append(validate_backend(bundle, adapter, traces, backend, dtype))
@@ -91,6 +91,14 @@ def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
             raise UserError(f"arithmetic '{dtype}' has no tolerance (known: {', '.join(TOLERANCES)})")
         wanted.append((name, dtype))
     return wanted
+
+
+def _exported(arguments: argparse.Namespace, adapter: BundledAdapter) -> list[tuple[str, str]]:
+    """Exported functions, in their own arithmetic, where the bundle has some and no back end is named."""
+    functions = adapter.mlxfn
+    if arguments.backend or functions is None or functions.dtype not in TOLERANCES:
+        return []
+    return [("mlxfn", functions.dtype)] if arguments.dtype in (None, functions.dtype) else []
 
 
 def golden_traces(

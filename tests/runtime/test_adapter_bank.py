@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
+from ss_device.prompt_lookup import PromptLookup
 from ss_runtime.adapter_bank import AdapterBank
 from ss_runtime.loading import load_model
+from ss_runtime.prompt_cache import cache_content
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED
+from tests.tiny_models import make_tiny_base
 
 CONFIG_OF = {"one": CONFIGS["paper"], "two": CONFIGS["rich"], "v1": SHARED[False], "v2": SHARED[True]}
 
@@ -94,6 +99,75 @@ def test_load_and_unload_while_running(bundle):
     assert answer(bank.load("one").model, None, PROMPT)
 
 
+def test_the_base_alone(bundle, bank, hugging_face):
+    """Plain and with copies: Hugging Face's greedy text; it shares the lossless adapters' cache."""
+    import torch
+
+    base = bank.activate(bank.base_name)
+    wanted = hugging_face.generate(
+        torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    wanted = wanted[0, len(PROMPT) :].tolist()
+    lookup = Drafter(6, lookup=PromptLookup(), use_streams=False)
+    for drafter in (Drafter(1), lookup):
+        steps = decode(base.model, drafter, PROMPT, 12)
+        assert [t for s in steps for t in s.tokens] == wanted
+    assert base.num_bytes == 0 and bank.base_name not in bank.names
+    assert base.model.text is bank.activate("one").model.text
+    with pytest.raises(UserError, match="is the base"):
+        bank.unload(bank.base_name)
+
+
+def test_an_adapter_that_the_bundle_got_later(mlx_base, tmp_path):
+    """As after `ss-convert --into`; another base under the same path is refused."""
+    folder = tmp_path / "bundle"
+    bank = AdapterBank(make_bundle(folder, mlx_base, {"one": CONFIGS["paper"]}), "float32")
+    shutil.rmtree(folder)
+    make_bundle(folder, mlx_base, {"one": CONFIGS["paper"], "two": CONFIGS["rich"]})
+    assert bank.load("two").adapter.app == "two" and bank.names == ["one", "two"]
+    shutil.rmtree(folder)
+    other = make_tiny_base(tmp_path / "other", seed=5)
+    make_bundle(folder, other, {"three": CONFIGS["paper"]})
+    with pytest.raises(UserError, match="now holds another base"):
+        bank.load("three")
+    assert answer(bank.activate("two").model, None, PROMPT)
+
+
+@pytest.mark.parametrize("name", ["one", "two", "v1", "v2"])
+def test_cancelling_leaves_the_cache_usable(bundle, bank, name):
+    """Between steps, inside a step and inside a prefill; what follows is a fresh load's answer."""
+    resident, drafter = bank.activate(name), Drafter(6)
+    prompts = [PROMPT, [*PROMPT, 9, 8, 7], [1, 77, 78, 79]]
+    model = load_model(bundle, bundle.adapter(name), "float32")
+    fresh = [[(s.tokens, s.num_drafted) for s in decode(model, drafter, p, 9)] for p in prompts]
+
+    def check():
+        for prompt, wanted in zip(prompts, fresh, strict=True):
+            steps = decode(resident.model, drafter, prompt, 9)
+            assert [(s.tokens, s.num_drafted) for s in steps] == wanted
+
+    for count in (1, 2, 4):
+        steps = decode(resident.model, drafter, prompts[0], 30)
+        for _ in range(count):
+            next(steps)
+        steps.close()
+        assert resident.model.text.kv.length == len(resident.model.text.tokens)
+        check()
+    inner = resident.model._model
+    for part in ("head_logits", "embed_rows"):
+        steps = decode(resident.model, drafter, prompts[2], 30)
+        if part == "head_logits":
+            next(steps)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(inner.decoder, part, _interrupt)
+            next(steps)
+        check()
+
+
+def _interrupt(*arguments):
+    raise KeyboardInterrupt
+
+
 def test_saved_cache_is_taken_up_again(bundle, bank, tmp_path):
     one = bank.activate("one")
     expected = answer(one.model, None, PROMPT)
@@ -115,6 +189,8 @@ def test_bad_caches_are_refused(bundle, bank, tmp_path):
     text.save(file)
     with pytest.raises(UserError, match="another base, arithmetic or adapter"):
         bank.activate("v1").model.text.load(file, 100)
+    contents = {cache_content(bundle, bundle.adapter("one"), "float32", q) for q in (None, "4", "8")}
+    assert len(contents) == 3 and text.content in contents
     with pytest.raises(UserError, match="the context holds 3"):
         text.load(file, 3)
     with pytest.raises(UserError, match="cannot be trimmed"):

@@ -70,7 +70,7 @@ def expected(bundle):
 
 
 def test_models_and_health(client, address):
-    assert [m.id for m in client.models.list()] == ["one", "two"]
+    assert [m.id for m in client.models.list()] == ["one", "two", "base"]
     health = httpx.get(f"{address}/health").json()
     assert health["status"] == "ok" and set(health["memory"]["adapters"]) == {"one", "two"}
 
@@ -87,6 +87,48 @@ def test_answers_are_those_of_a_fresh_load(client, expected, name):
         model=name, messages=[{"role": "user", "content": "Hello"}], max_tokens=12
     )
     assert chat.choices[0].message.content == expected(name, "Hello")
+
+
+def test_the_base_alone_and_common_beginnings(client, expected, bundle):
+    """The base says what its lossless adapter says; the second request computes only what is new."""
+    ask = {"prompt": "Hello, hello, hello", "max_tokens": 12}
+    first = client.completions.create(model="one", **ask)
+    alone = client.completions.create(model="base", **ask)
+    assert alone.choices[0].text == first.choices[0].text == expected("one", ask["prompt"])
+    assert alone.usage.prompt_tokens_details.cached_tokens == alone.usage.prompt_tokens - 1
+    longer = client.completions.create(model="one", prompt="Hello, hello, help", max_tokens=2)
+    assert longer.usage.prompt_tokens_details.cached_tokens == len("Hello, hello, hel") + 1
+
+
+def test_adapters_are_loaded_and_unloaded_while_it_runs(client, address, expected):
+    """Requests that wait while their adapter goes away get one error; the others their answers."""
+    listed = httpx.get(f"{address}/v1/adapters").json()["data"]
+    assert [(a["id"], a["loaded"]) for a in listed] == [("one", True), ("two", True)]
+    assert all(a["bytes"] > 0 for a in listed)
+    with client.completions.create(model="one", prompt="Hello", max_tokens=140, stream=True) as events:
+        next(iter(events))
+        with ThreadPoolExecutor(2) as pool:
+            gone = pool.submit(httpx.delete, f"{address}/v1/adapters/two", timeout=60)
+            time.sleep(0.2)
+            ask = {"model": "two", "prompt": "Hello", "max_tokens": 4, "stream": True}
+            late = pool.submit(httpx.post, f"{address}/v1/completions", json=ask, timeout=60)
+            time.sleep(0.2)
+            list(events)
+            assert [a["loaded"] for a in gone.result().json()["data"]] == [True, False]
+            assert late.result().status_code == 404
+            assert "'two' is loaded" in late.result().json()["error"]["message"]
+    assert [m.id for m in client.models.list()] == ["one", "base"]
+    for method, name, says in (
+        (httpx.delete, "two", "no adapter 'two'"),
+        (httpx.delete, "base", "is the base"),
+        (httpx.post, "three", "no adapter 'three'"),
+    ):
+        answer = method(f"{address}/v1/adapters/{name}")
+        assert answer.status_code == 404 and says in answer.json()["error"]["message"]
+    assert httpx.get(f"{address}/v1/adapters/two").status_code == 405
+    assert httpx.post(f"{address}/v1/adapters/two").json()["data"][1]["loaded"]
+    answer = client.completions.create(model="two", prompt="Hello", max_tokens=12)
+    assert answer.choices[0].text == expected("two", "Hello")
 
 
 def test_streams_join_to_the_whole(client, expected):
@@ -118,7 +160,19 @@ def test_sampling_stops_and_token_prompts(client, bundle, expected):
     assert client.completions.create(**{**ask, "prompt": ids}).choices[0].text == text
 
 
+def test_penalties_and_a_lossy_choice(client, expected):
+    ask = {"model": "one", "prompt": "Hello", "max_tokens": 20}
+    spoken = client.completions.create(**ask, presence_penalty=1.9, extra_body={"repetition_penalty": 3.0})
+    assert spoken.choices[0].text != expected("one", "Hello", 20)
+    assert spoken.usage.model_extra["speculation"]["lossy_typical"] is None
+    lossy = client.completions.create(**ask, temperature=1, seed=1, extra_body={"lossy_typical": 0.01})
+    assert lossy.usage.model_extra["speculation"]["lossy_typical"] == 0.01
+
+
 BAD = [
+    ("completions", {"prompt": "a", "lossy_typical": 0.3}, 400, "typical acceptance needs"),
+    ("completions", {"prompt": "a", "temperature": 1, "lossy_typical": 7}, 400, "epsilon"),
+    ("completions", {"prompt": "a", "repetition_penalty": -1}, 400, "repetition penalty"),
     ("completions", {"prompt": ""}, 400, "prompt"),
     ("completions", {"prompt": [1, 9999]}, 400, "token ids"),
     ("completions", {"prompt": "a", "n": 2}, 400, "'n' is not supported"),

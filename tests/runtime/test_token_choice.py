@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import attach_adapter
-from ss_runtime.token_choice import make_chooser, penalty_processors
+from ss_runtime.generation import lossy_epsilon
+from ss_runtime.token_choice import MLXLMChooser, make_chooser, penalty_processors
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
+from tests.ss_device.test_sampled_decoding import LENGTH, VOCAB, Markov, texts
 from tests.tiny_models import random_adapter
 
 
@@ -48,6 +54,75 @@ def test_penalties_by_hand():
     (presence,) = penalty_processors({"presence": 0.5})
     np.testing.assert_allclose(presence([0, 0, 3], logits), [1.5, -2.0, 1.0, 0.0])
     assert logits.tolist() == [2.0, -2.0, 1.0, 0.5]
+
+
+def test_mlx_lms_greedy_parts_give_the_plain_text(mlx_base):
+    """Its processors and its argmax, with drafts and without, against our own penalties."""
+    model = mlx_model(mlx_base, random_adapter(mlx_base, CONFIGS["paper"]))
+    processors = tuple(make_logits_processors(repetition_penalty=1.4, presence_penalty=0.5))
+    for sampler in (None, make_sampler(0.0)):
+        chooser = MLXLMChooser(sampler, processors)
+        plain = text_of(model, Drafter(1), chooser)
+        assert text_of(model, Drafter(8), chooser) == plain
+        ours = make_chooser(0.0, {}, {"repetition": 1.4, "presence": 0.5})
+        assert text_of(model, Drafter(8), ours) == plain
+    assert text_of(model, Drafter(8), MLXLMChooser()) == text_of(model, Drafter(1), None) != plain
+
+
+def filtered(logits, temperature, top_k):
+    """Probabilities [V] of the k likeliest tokens, written out by hand."""
+    weights = np.exp(logits.astype(np.float64) / temperature)
+    weights[np.argsort(-logits)[top_k:]] = 0
+    return weights / weights.sum()
+
+
+def test_mlx_lms_sampler_keeps_its_distribution_with_drafts():
+    """Chi-square over all texts of three tokens; mlx-lm's temperature and top-k, drafts of 8 nodes."""
+    model, count = Markov(), 1500
+    expected = {(): 1.0}
+    for _ in range(LENGTH):
+        expected = {
+            (*text, token): p * q
+            for text, p in expected.items()
+            for token, q in enumerate(filtered(model.table[text[-1] if text else 0], 0.8, 3))
+            if q > 0
+        }
+    mx.random.seed(3)
+    chooser = MLXLMChooser(make_sampler(0.8, top_k=3))
+    seen = Counter(texts(model, Drafter(8), lambda number: chooser, count))
+    assert set(seen) <= set(expected)
+    wanted = np.array([p * count for p in expected.values()])
+    observed = np.array([seen[text] for text in expected])
+    large = wanted >= 5
+    cells = np.append(wanted[large], wanted[~large].sum() + 1e-9)
+    found = np.append(observed[large], observed[~large].sum())
+    statistic = ((found - cells) ** 2 / np.maximum(cells, 1)).sum()
+    freedom = len(cells) - 1
+    # Wilson and Hilferty's approximation of the chi-square quantile, z = 3.29.
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.29 * np.sqrt(2 / (9 * freedom))) ** 3
+
+
+def test_mlx_lms_processors_see_each_nodes_own_text():
+    seen = []
+
+    def look(tokens, logits):
+        seen.append(tuple(tokens.tolist()))
+        return mx.where(mx.arange(VOCAB) == tokens[-1], -mx.inf, logits)
+
+    found = set()
+    for drafter in (Drafter(1), Drafter(8)):
+        (text,) = texts(Markov(), drafter, lambda number: MLXLMChooser(None, (look,)), 1)
+        text = (0, *text)
+        assert seen and all(t == text[: len(t)] for t in seen if len(t) <= len(text))
+        found.add(text)
+        seen.clear()
+    assert len(found) == 1
+
+
+def test_a_lossy_choice_is_named():
+    assert lossy_epsilon(make_chooser(1.0, {}, {}, 0.3)) == 0.3
+    assert lossy_epsilon(make_chooser(1.0, {})) is lossy_epsilon(None) is None
+    assert lossy_epsilon(MLXLMChooser()) is None
 
 
 def test_greedy_needs_no_chooser_and_takes_penalties():

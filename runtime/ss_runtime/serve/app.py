@@ -29,15 +29,35 @@ class Service:
     async def health(self, request: Request) -> Response:
         """Status, loaded adapters, memory in bytes, requests that run or wait."""
         bank = self.engine.bank
-        memory = {"base": bank.base_bytes, "adapters": bank.memory()}
+        memory = {
+            "base": bank.base_bytes,
+            "adapters": bank.memory(),
+            "prompt_caches": bank.prompt_caches(),
+            **bank.device_memory(),
+        }
         return JSONResponse({"status": "ok", "memory": memory, "requests": self.engine.present})
 
     async def models(self, request: Request) -> Response:
-        """The adapters, as models."""
+        """The loaded adapters and the base alone, as models."""
         about = {"object": "model", "created": self.engine.started, "owned_by": "ss-device"}
-        return JSONResponse(
-            {"object": "list", "data": [{"id": n, **about} for n in self.engine.bank.names]}
-        )
+        names = [*self.engine.bank.names, self.engine.bank.base_name]
+        return JSONResponse({"object": "list", "data": [{"id": n, **about} for n in names]})
+
+    async def adapters(self, request: Request) -> Response:
+        """The bundle's adapters: which are loaded, and what they weigh in bytes beside the base."""
+        bank = self.engine.bank
+        memory = bank.memory()
+        names = sorted({*bank.bundle.manifest.adapters, *memory})
+        data = [{"id": n, "loaded": n in memory, "bytes": memory.get(n)} for n in names]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def load_adapter(self, request: Request) -> Response:
+        await self.engine.change(request.path_params["name"], load=True)
+        return await self.adapters(request)
+
+    async def unload_adapter(self, request: Request) -> Response:
+        await self.engine.change(request.path_params["name"], load=False)
+        return await self.adapters(request)
 
     async def chat_completions(self, request: Request) -> Response:
         return await self._answer(request, chat=True)
@@ -55,6 +75,11 @@ class Service:
         # A place is taken before the answer begins, so that a full queue can still say 429.
         place = self.engine.place()
         await place.__aenter__()
+        try:
+            self.engine.resident(name)  # it may have been unloaded while this request waited
+        except RequestError:
+            await place.__aexit__(None, None, None)
+            raise
         return EventStream(self._events(wanted, ids, limit, shape), place)
 
     async def _body(self, request: Request) -> object:
@@ -160,6 +185,9 @@ def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
         routes=[
             Route("/health", service.health),
             Route("/v1/models", service.models),
+            Route("/v1/adapters", service.adapters),
+            Route("/v1/adapters/{name}", service.load_adapter, methods=["POST"]),
+            Route("/v1/adapters/{name}", service.unload_adapter, methods=["DELETE"]),
             Route("/v1/chat/completions", service.chat_completions, methods=["POST"]),
             Route("/v1/completions", service.completions, methods=["POST"]),
         ],

@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from ss_device.bundle import Bundle
 from ss_device.decoding import Drafter, check_request
-from ss_device.errors import UserError
+from ss_device.errors import UserError, one_line
 from ss_device.prompt_lookup import PromptLookup
 from ss_runtime.chat_prompt import ChatPrompt
-from ss_runtime.generation import GenerationStep, generate_steps
+from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
+from ss_runtime.plain_base import has_streams
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
 from ss_runtime.tokenization import load_tokenizer
 
@@ -29,6 +31,7 @@ class Usage:
     calls: int = 0
     drafted: int = 0
     seconds: float = 0.0
+    lossy_typical: float | None = None
 
     def add(self, record: GenerationStep) -> None:
         self.completion_tokens += len(record.tokens)
@@ -48,6 +51,7 @@ class Usage:
                 "model_calls": self.calls,
                 "tokens_per_call": round(after_first / self.calls, 4) if self.calls else None,
                 "seconds": round(self.seconds, 4),
+                "lossy_typical": self.lossy_typical,
             },
         }
 
@@ -56,9 +60,19 @@ class Engine:
     """The bundle's adapters and the queue. Everything that touches a model runs in the one worker thread.
 
     queue: requests that may wait while another one runs; one more gets 429. lookup: draft copies too.
+    names: adapters to load (None: all); quantize: as in `AdapterBank`.
     """
 
-    def __init__(self, bundle: Bundle, dtype: str, queue: int, lookup: bool, nodes: int | None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        dtype: str,
+        queue: int,
+        lookup: bool,
+        nodes: int | None,
+        names: list[str] | None = None,
+        quantize: str | None = None,
+    ) -> None:
         self.bundle, self.queue = bundle, queue
         self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
@@ -67,12 +81,12 @@ class Engine:
         self.tokenizer = load_tokenizer(bundle)
         self.chat = ChatPrompt(bundle.path, self.tokenizer)
         self.started = int(time.time())
-        self.bank = self._worker.submit(self._open_bank, dtype).result()
+        self.bank = self._worker.submit(self._open_bank, dtype, names, quantize).result()
 
-    def _open_bank(self, dtype: str):
+    def _open_bank(self, dtype: str, names: list[str] | None, quantize: str | None):
         from ss_runtime.adapter_bank import AdapterBank
 
-        return AdapterBank(self.bundle, dtype)
+        return AdapterBank(self.bundle, dtype, names, quantize)
 
     def close(self) -> None:
         """Wait for the running model call and end the worker."""
@@ -103,10 +117,7 @@ class Engine:
 
     def prepare(self, request: GenerationRequest) -> tuple[str, list[int], int]:
         """The adapter's name, prompt ids and token limit. Raises RequestError for what cannot be run."""
-        try:
-            resident = self.bank.activate(request.model)
-        except UserError as error:
-            raise RequestError(404, "model_not_found", str(error)) from error
+        resident = self.resident(request.model)
         try:
             if request.messages is not None:
                 ids = self.chat.ids(request.messages)
@@ -120,6 +131,32 @@ class Engine:
             raise bad_request(str(error)) from error
         return resident.adapter.app, ids, limit
 
+    def resident(self, name: str | None):
+        """The named model. Raises RequestError 404 when it is not loaded (any more)."""
+        try:
+            return self.bank.activate(name)
+        except UserError as error:
+            raise RequestError(404, "model_not_found", str(error)) from error
+
+    async def change(self, name: str, load: bool) -> None:
+        """Load or unload an adapter between two generations. Raises RequestError 404 for an unknown one."""
+        async with self.place():
+            try:
+                await self.run(partial(self.bank.load if load else self.bank.unload, name))
+            except UserError as error:
+                raise RequestError(404, "model_not_found", one_line(error)) from error
+
+    def drafter(self, resident) -> Drafter:
+        """The draft of a model; the base alone has no streams, only copies."""
+        nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
+        streams = has_streams(resident.adapter)
+        if not streams and not self._lookup:
+            nodes = 1
+        lookup = self._lookup if nodes > 1 else None
+        return Drafter(
+            nodes, parent_bias=resident.parent_bias, lookup=lookup, use_streams=streams or not lookup
+        )
+
     async def generate(
         self, request: GenerationRequest, name: str, ids: list[int], limit: int, usage: Usage
     ) -> AsyncIterator[GenerationStep]:
@@ -127,11 +164,10 @@ class Engine:
 
         Leaving the loop early ends the work after the model call that runs.
         """
-        resident = self.bank.activate(name)
-        nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
+        resident = self.resident(name)
         steps = generate_steps(
             resident.model,
-            Drafter(nodes, parent_bias=resident.parent_bias, lookup=self._lookup),
+            self.drafter(resident),
             ids,
             limit,
             frozenset(self.bundle.manifest.architecture.eos_ids),
@@ -139,7 +175,7 @@ class Engine:
             self.tokenizer,
             request.chooser,
         )
-        usage.prompt_tokens = len(ids)
+        usage.prompt_tokens, usage.lossy_typical = len(ids), lossy_epsilon(request.chooser)
         try:
             while True:
                 start = time.perf_counter()

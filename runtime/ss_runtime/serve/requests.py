@@ -132,7 +132,7 @@ def _stops(body: dict) -> tuple[str, ...]:
 
 
 def _chooser(body: dict) -> Chooser | None:
-    """Greedy unless a temperature is given."""
+    """Greedy unless a temperature is given. `lossy_typical` is this project's addition."""
     number = (int, float)
     temperature = float(_typed(body, "temperature", number) or 0.0)
     settings = {
@@ -146,6 +146,6 @@ def _chooser(body: dict) -> Chooser | None:
         name: _typed(body, f"{name}_penalty", number) for name in ("repetition", "presence", "frequency")
     }
     try:
-        return make_chooser(temperature, settings, penalties)
+        return make_chooser(temperature, settings, penalties, _typed(body, "lossy_typical", number))
     except UserError as error:
         raise bad_request(str(error)) from error

@@ -1,0 +1,100 @@
+"""`ss-generate` with a prompt cache in a file, without an adapter, with a quantized base."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from ss_runtime.generate_command import main
+from tests.runtime.bundles import make_bundle
+from tests.runtime.mlx_cases import CONFIGS, SHARED
+
+
+@pytest.fixture(scope="module")
+def bundle(mlx_base, tmp_path_factory):
+    configs = {"one": CONFIGS["paper"], "two": SHARED[False]}
+    return make_bundle(tmp_path_factory.mktemp("cached") / "bundle", mlx_base, configs)
+
+
+def run(bundle, capsys, *options, status=0):
+    assert main(["--bundle", str(bundle.path), "--backend", "mlx", "--max-tokens", "8", *options]) == status
+    return capsys.readouterr()
+
+
+def text(bundle, capsys, *options):
+    return json.loads(run(bundle, capsys, "--json", *options).out)["text"]
+
+
+def cached_tokens(file):
+    import mlx.core as mx
+
+    return mx.load(str(file))["tokens"].tolist()
+
+
+def test_a_text_goes_on_from_its_file(bundle, capsys, tmp_path):
+    file = tmp_path / "cache.safetensors"
+    keep = ("--adapter", "one", "--prompt-cache", str(file))
+    first = text(bundle, capsys, *keep, "--prompt", "Hello")
+    assert first == text(bundle, capsys, "--adapter", "one", "--prompt", "Hello")
+    tokens = cached_tokens(file)
+    assert len(tokens) > len("Hello")
+    longer = "Hello" + first + " and"
+    wanted = text(bundle, capsys, "--adapter", "one", "--prompt", longer)
+    assert text(bundle, capsys, *keep, "--prompt", longer) == wanted
+    assert (
+        cached_tokens(file)[:6] == tokens[:6]
+    )  # random bytes are no text: only the prompt comes back as it was
+    assert text(bundle, capsys, *keep, "--trim-cache", "3", "--prompt", "Hello") == first
+
+
+def test_a_conversation_goes_on_from_its_file(bundle, capsys, tmp_path, monkeypatch):
+    """Two runs with a message each say what one run with both says."""
+    file, said = tmp_path / "talk.safetensors", []
+    for lines, cache in ((["Hello", "and"], ()), (["Hello"], (file,)), (["and"], (file,))):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        options = [part for f in cache for part in ("--prompt-cache", str(f))]
+        said.append(run(bundle, capsys, "--adapter", "one", "--chat", *options))
+    assert said[1].out + said[2].out == said[0].out
+    assert "goes on after 2 messages" in said[2].err
+
+
+def test_bad_caches_and_options_are_one_line(bundle, capsys, tmp_path):
+    file = tmp_path / "cache.safetensors"
+    text(bundle, capsys, "--adapter", "one", "--prompt-cache", str(file), "--prompt", "Hello")
+    content = file.read_bytes()
+    damaged, other = tmp_path / "damaged", tmp_path / "other.safetensors"
+    damaged.write_bytes(content[:60])
+    other.write_bytes((bundle.path / "mlx/base.safetensors").read_bytes())
+    cases = [
+        (("--adapter", "two", "--prompt-cache", str(file)), "another base, arithmetic or adapter"),
+        (("--adapter", "one", "--dtype", "float16", "--prompt-cache", str(file)), "another base"),
+        (("--adapter", "one", "--quantize", "8", "--prompt-cache", str(file)), "its rows of"),
+        (("--adapter", "one", "--prompt-cache", str(damaged)), "not a readable safetensors"),
+        (("--adapter", "one", "--prompt-cache", str(other)), "not a prompt cache"),
+        (("--adapter", "one", "--prompt-cache", str(tmp_path)), "a folder"),
+        (("--adapter", "one", "--prompt-cache", str(tmp_path / "no" / "file")), "no such folder"),
+        (("--adapter", "one", "--trim-cache", "3"), "needs --prompt-cache"),
+        (("--adapter", "one", "--prompt-cache", str(tmp_path / "no"), "--trim-cache", "3"), "to trim"),
+        (("--adapter", "one", "--prompt-cache", str(file), "--trim-cache", "999"), "cannot be trimmed"),
+        (("--no-adapter", "--adapter", "one"), "leave --adapter"),
+        (("--no-adapter", "--nodes", "4"), "without --lookup"),
+    ]
+    for options, says in cases:
+        output = run(bundle, capsys, *options, "--prompt", "Hello", status=2)
+        assert says in output.err and output.err.count("\n") == 1 and output.out == "", output.err
+        assert file.read_bytes() == content
+    for options in (("--prompt-cache", str(file)), ("--quantize", "8"), ("--no-adapter",)):
+        arguments = ["--bundle", str(bundle.path), "--adapter", "one", "--prompt", "a", *options]
+        if "--no-adapter" in options:
+            arguments = ["--bundle", str(bundle.path), "--prompt", "a", *options]
+        assert main([*arguments, "--backend", "reference"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_base_alone_says_what_a_lossless_adapter_says(bundle, capsys):
+    wanted = text(bundle, capsys, "--adapter", "one", "--prompt", "Hello")
+    assert text(bundle, capsys, "--no-adapter", "--prompt", "Hello") == wanted
+    assert text(bundle, capsys, "--no-adapter", "--lookup", "--nodes", "6", "--prompt", "Hello") == wanted
+    assert text(bundle, capsys, "--adapter", "two", "--prompt", "Hello") != wanted
