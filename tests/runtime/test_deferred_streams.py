@@ -15,7 +15,7 @@ from tests.tiny_models import VOCAB, random_adapter
 
 COSTS = StepCosts((1, 8), (0.01, 0.012), 0.003)
 SURE = Experience(100.0, ((3.0, 0.011),) * NUM_CELLS)
-TOP_KEYS = {**CONFIGS["rich"].to_dict(), "stream_top_keys": 4}
+TOP_KEYS = type(CONFIGS["rich"])(**{**CONFIGS["rich"].to_dict(), "stream_top_keys": 4})
 
 
 def adaptive(streams="when they pay", bias=None):
@@ -28,7 +28,7 @@ def text(model, drafter, chooser=None):
 
 @pytest.mark.parametrize("num_kept", [8, 5])
 @pytest.mark.parametrize(
-    "config", [CONFIGS["paper"], CONFIGS["rich"], type(CONFIGS["rich"])(**TOP_KEYS)], ids=["paper", "rich", "top"]
+    "config", [CONFIGS["paper"], CONFIGS["rich"], TOP_KEYS], ids=["paper", "rich", "top keys"]
 )
 def test_streams_after_the_commit_are_those_of_the_step(mlx_base, config, num_kept):
     model = mlx_model(

@@ -201,7 +201,8 @@ def test_the_loop_computes_streams_only_when_asked(streams):
     drafter = AdaptiveDrafter(8, costs(), experience(), streams=streams)
     tokens = [t for step in decode(model, drafter, [1, 2], 31) for t in step.tokens]
     assert tokens == list(range(3, 34))
-    assert model.passes == ({"step": 30, "streams": 0} if streams == "never" else {"step": 10, "streams": 10})
+    passes = {"step": 30, "streams": 0} if streams == "never" else {"step": 10, "streams": 10}
+    assert model.passes == passes
 
 
 @pytest.mark.parametrize(
