@@ -17,6 +17,7 @@ from ss_runtime.chat_prompt import ChatPrompt
 from ss_runtime.generation import GenerationStep, generate_steps
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
 from ss_runtime.tokenization import load_tokenizer
+from ss_runtime.tuning import read_tuning
 
 
 @dataclass
@@ -56,11 +57,13 @@ class Engine:
     """The bundle's adapters and the queue. Everything that touches a model runs in the one worker thread.
 
     queue: requests that may wait while another one runs; one more gets 429. lookup: draft copies too.
+    Without nodes and lookup an adapter drafts as `ss-bench tune` chose on this device, where it did.
     """
 
     def __init__(self, bundle: Bundle, dtype: str, queue: int, lookup: bool, nodes: int | None) -> None:
         self.bundle, self.queue = bundle, queue
         self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
+        self._drafters: dict[str, object] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
         self._turn = asyncio.Lock()
         self._present = 0
@@ -97,6 +100,20 @@ class Engine:
         finally:
             self._present -= 1
 
+    def _drafter(self, resident):
+        """The adapter's drafter, kept over requests: an adaptive one learns."""
+        app = resident.adapter.app
+        if app not in self._drafters:
+            asked = self._nodes or self._lookup
+            tuned = None if asked else read_tuning(self.bundle, app, self.bank.dtype)
+            nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
+            self._drafters[app] = (
+                tuned.drafter(resident.parent_bias)
+                if tuned
+                else Drafter(nodes, parent_bias=resident.parent_bias, lookup=self._lookup)
+            )
+        return self._drafters[app]
+
     async def run(self, function: Callable):
         """Run a function in the worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
@@ -128,10 +145,9 @@ class Engine:
         Leaving the loop early ends the work after the model call that runs.
         """
         resident = self.bank.activate(name)
-        nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
         steps = generate_steps(
             resident.model,
-            Drafter(nodes, parent_bias=resident.parent_bias, lookup=self._lookup),
+            self._drafter(resident),
             ids,
             limit,
             frozenset(self.bundle.manifest.architecture.eos_ids),
