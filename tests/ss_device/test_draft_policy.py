@@ -156,9 +156,11 @@ def test_no_node_below_the_least_probability():
     def halves(path):
         return np.array([1, 2]), np.log([0.5, 0.25])
 
-    tree, found = grow_with_probabilities(0, 20, halves, NONE, 5, least=0.2)
+    tree, found = grow_with_probabilities(0, 20, halves, NONE, 5, least=np.full(20, 0.2))
     assert found.tolist() == pytest.approx([1, 0.5, 0.25, 0.25]) and tree.num_nodes == 4
     assert tree.first(2).tokens.tolist() == [0, 1]
+    least = np.array([0.2, 0.2, 0.3, 0.0])  # a tree of three is joined by nodes of 0.3 and more
+    assert grow_with_probabilities(0, 4, halves, NONE, 5, least)[0].num_nodes == 3
 
 
 class Counting:
