@@ -1,7 +1,7 @@
 """Where the CPU time of one decoding step goes: `python -m scripts.profile_step BUNDLE`.
 
-Per tree size: processor time of drawing the tree on the host, of the walk, of the whole step, and of
-Python's part of it (building the graph); then pieces of the step's main pass, each evaluated by itself.
+Per tree size: processor time of drawing the tree on the host, of the walk, of the step without streams,
+of the streams' own pass, and of Python's part of the step (building the graph); then pieces of the step's main pass, each evaluated by itself.
 Times are the least of many repetitions of this process's own CPU time. They compare parts with each other
 and are no benchmark (that is `ss-bench`).
 """
@@ -47,9 +47,18 @@ def step_parts(model, drafter: Drafter, prompt: list[int], repeats: int) -> dict
     verified = model.step(tree)
     outcome = {"nodes": tree.num_nodes, "draw the tree": least(grow, repeats)}
     outcome["walk"] = least(lambda: walk(tree, verified.kept, verified.chosen), repeats)
-    outcome["step, all of it"] = least(lambda: model.step(tree), repeats)
+    defers = model.limits.defers_streams
+    outcome["step"] = least(lambda: model.step(tree, defer=defers), repeats)
+    outcome["streams"] = _streams_alone(model, tree, repeats) if defers else 0.0
     outcome["build the graph"] = _graph_only(model, tree, repeats)
     return outcome
+
+
+def _streams_alone(model, tree: DraftTree, repeats: int) -> float:
+    """The second pass, for the accepted node's streams."""
+    model.step(tree, defer=True)
+    model.commit([0])
+    return least(model.streams, repeats)
 
 
 def _graph_only(model, tree: DraftTree, repeats: int) -> float:
@@ -62,7 +71,8 @@ def _graph_only(model, tree: DraftTree, repeats: int) -> float:
 
     def build() -> None:
         arrays, ancestors = _upload(tree, size)
-        model._step_graph(arrays, ancestors, mx.array([model.cache.length]), model.cache.layers)
+        length, defers = mx.array([model.cache.length]), model.limits.defers_streams
+        model._step_graph(arrays, ancestors, length, model.cache.layers, defer=defers)
 
     return least(build, repeats)
 
@@ -71,11 +81,13 @@ def pass_parts(model, size: int, repeats: int) -> dict[str, float]:
     """Milliseconds of the graph's pieces, each evaluated by itself on `size` rows."""
     import mlx.core as mx
 
-    decoder, capacity = model.decoder, model.cache.capacity
+    from ss_runtime.stream_layers import attend
+
+    decoder, kv = model.decoder, model.cache.layers[0]
+    slots = model._slots(model.cache.layers, size)
     h = decoder.architecture.hidden_size
     x = mx.array(np.random.default_rng(0).normal(size=(size, h)).astype(np.float32))
     layer = decoder.layers[0]
-    kv = model.cache.layers[0]
     mx.eval(x, kv)
 
     def matrices() -> None:
@@ -87,8 +99,8 @@ def pass_parts(model, size: int, repeats: int) -> dict[str, float]:
     def attention() -> None:
         a = decoder.architecture
         q = mx.zeros((1, a.num_heads, size, a.head_dim))
-        mask = mx.ones((size, capacity), dtype=mx.bool_)
-        mx.eval(mx.fast.scaled_dot_product_attention(q, *kv, scale=1.0, mask=mask))
+        mask = mx.broadcast_to(mx.arange(slots) < model.cache.length + size, (size, slots))
+        mx.eval(attend(q, *(part[:, :, :slots] for part in kv), mask, 1.0, None))
 
     layers = decoder.architecture.num_layers
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -119,7 +119,6 @@ class Drafter:
     max_streams: int | None = None
     lookup: PromptLookup | None = None
     use_streams: bool = True
-    defers_streams: ClassVar[bool] = False  # its trees always need them
 
     def __post_init__(self) -> None:
         if self.shape not in ("best-first", "chain", "k-ary"):
@@ -130,6 +129,11 @@ class Drafter:
             raise UserError("prompt lookup needs a best-first tree or a chain, not a k-ary tree")
         if not self.use_streams and not self.lookup:
             raise UserError("a drafter without streams needs prompt lookup")
+
+    @property
+    def defers_streams(self) -> bool:
+        """Whether streams may be left out: no tree of this drafter reads them."""
+        return self.num_nodes == 1 or not self.use_streams
 
     def start(self, prompt: Sequence[int]) -> CopyHistory | None:
         """The history of one generation, which the loop extends; None where none is needed."""
@@ -146,14 +150,14 @@ class Drafter:
 
         history: the generation's text up to the root, from `start`.
         """
-        root, logits = proposal.root, proposal.stream_logits[: self.max_streams]
+        root = proposal.root
         if self.num_nodes == 1 or max_depth <= 0:
             return root_only(root)
+        logits = proposal.stream_logits[: self.max_streams] if self.use_streams else np.zeros((0, 0))
         if self.shape == "k-ary":
             return k_ary_tree(root, logits, self.top_k, self.num_nodes, stop_ids, max_depth)
         children = 1 if self.shape == "chain" else 64
         if history is not None:
-            logits = logits if self.use_streams else logits[:0]
             return lookup_tree(
                 root, logits, self.num_nodes, history, self.parent_bias, stop_ids, max_depth, children
             )

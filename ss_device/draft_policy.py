@@ -170,7 +170,7 @@ class AdaptiveDrafter:
         self.use_streams = streams != "never"
         self._bias, self._lookup = parent_bias, lookup or PromptLookup()
         self._seconds = costs.up_to(num_nodes)
-        self._slope = float(np.min(np.diff(self._seconds), initial=np.inf))
+        self._slopes = self._least_slopes()
         self._gains = StreamGains(experience.gains)
         self._reliable = {False: Reliability(experience.copies), True: Reliability(experience.streams)}
         self._trust = CopyTrust(dict(experience.trust))
@@ -192,6 +192,14 @@ class AdaptiveDrafter:
     def rate(self) -> float:
         """λ: tokens per second by the table of costs."""
         return self._tokens / self._spent
+
+    def _least_slopes(self) -> np.ndarray:
+        """Seconds per node of the cheapest way to enlarge a tree of 1, 2, … nodes, float64 [num_nodes]."""
+        seconds, found = self._seconds, np.full(self.num_nodes, np.inf)
+        for size in range(1, self.num_nodes):
+            more = np.arange(1, self.num_nodes - size + 1)
+            found[size - 1] = np.min((seconds[size:] - seconds[size - 1]) / more)
+        return found
 
     def start(self, prompt: Sequence[int]) -> _Generation:
         """The history of one generation, which the loop extends."""
@@ -224,9 +232,10 @@ class AdaptiveDrafter:
     def _draft(self, root, logits, stop_ids, max_depth, history: _Generation, cell: int | None) -> _Draft:
         """The tree with the most expected tokens − λ · seconds."""
         copies = history.copies
-        # No node that pays lies far below λ times the cheapest node, unless the correction is large.
-        least = min(0.5, 0.5 * self.rate * self._slope)
-        children = mixed_children(logits, copies, self._bias, self.num_nodes, least)
+        # Behind this many nodes none pays that lies below λ times the cheapest way to add more; the
+        # margin is for probabilities that are corrected upwards.
+        least = np.minimum(0.5, 0.7 * self.rate * self._slopes)
+        children = mixed_children(logits, copies, self._bias, self.num_nodes, float(least.min()))
         deepest = min(max_depth, self._lookup.max_depth)
         tree, found = grow_with_probabilities(root, self.num_nodes, children, stop_ids, deepest, least)
         probabilities = self._reliable[cell is not None].corrected(found[1:])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -215,6 +216,7 @@ class PromptLookupChain:
 
     num_nodes: int = 11
     max_match: int = 3
+    defers_streams: ClassVar[bool] = True
 
     def start(self, prompt: Sequence[int]) -> TokenHistory:
         return TokenHistory(prompt)

@@ -136,16 +136,17 @@ def grow_with_probabilities(
     ranked: Callable[[tuple[int, ...]], tuple[np.ndarray, np.ndarray]],
     stop_ids: frozenset[int],
     depth_limit: int,
-    least: float = 0.0,
+    least: np.ndarray | None = None,
 ) -> tuple[DraftTree, np.ndarray]:
     """The tree of best-first search and its nodes' path probabilities, float64 [nodes], never growing.
 
     ranked: path of tokens (root first) → child ids and their log-probabilities, best first. Nodes are
-    popped in order of path probability, equal ones in the order in which they were found; none below
-    `least` is taken. So the first nodes of a tree are the tree of that many nodes.
+    popped in order of path probability, equal ones in the order in which they were found. So the first
+    nodes of a tree are the tree of that many nodes. least: [num_nodes], growing stops where a tree of
+    that many nodes (counted from 1) could only be joined by a node of less probability.
     """
     paths, parents, probabilities = [(root,)], [-1], [1.0]
-    limit = -np.log(least) if least > 0 else np.inf
+    limits = None if least is None else (-np.log(np.maximum(least, 1e-30))).tolist()
     frontier: list[tuple[float, int, int, int]] = []  # -log p, creation order, parent, child rank
     found: list[tuple[np.ndarray, np.ndarray]] = []
     created = 0
@@ -166,7 +167,7 @@ def grow_with_probabilities(
         open_node(0, 0.0)
     while frontier and len(paths) < num_nodes:
         cost, _, parent, rank = heapq.heappop(frontier)
-        if cost > limit:
+        if limits is not None and cost > limits[len(paths) - 1]:
             break
         ids, log_probs = found[parent]
         probabilities.append(float(np.exp(-cost)))

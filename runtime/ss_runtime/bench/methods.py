@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Drafter, Step, StepModel, decode
+from ss_device.draft_policy import AdaptiveDrafter
 from ss_device.errors import UserError, one_line
 from ss_device.files import read_json
 from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
@@ -64,7 +65,7 @@ def open_method(name: str, setting: Setting) -> Method:
     raise UserError(f"unknown method '{name}' (known: {', '.join(METHODS)})")
 
 
-def drafter_of(name: str, setting: Setting) -> Drafter | PromptLookupChain:
+def drafter_of(name: str, setting: Setting) -> Drafter | AdaptiveDrafter | PromptLookupChain:
     """The drafter of one of our methods."""
     adapter = setting.adapter
     bias = setting.bundle.parent_bias(adapter)
@@ -88,7 +89,7 @@ def _ours(name: str, setting: Setting) -> Method:
     from ss_runtime.backends import fastest_stream_rows, open_backend
 
     drafter = drafter_of(name, setting)
-    uses_streams = isinstance(drafter, Drafter) and drafter.use_streams
+    uses_streams = getattr(drafter, "use_streams", False)
     rows = fastest_stream_rows(setting.adapter, drafter.num_nodes if uses_streams else 1)
     model = TimedModel(open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, rows))
     return partial(_decode, model, drafter, setting.stop_ids)

@@ -19,6 +19,7 @@ from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
 from ss_runtime.plain_base import has_streams
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
 from ss_runtime.tokenization import load_tokenizer
+from ss_runtime.tuning import read_tuning
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Engine:
     """The bundle's adapters and the queue. Everything that touches a model runs in the one worker thread.
 
     queue: requests that may wait while another one runs; one more gets 429. lookup: draft copies too.
+    Without nodes and lookup an adapter drafts as `ss-bench tune` chose on this device, where it did.
     names: adapters to load (None: all); quantize: as in `AdapterBank`.
     """
 
@@ -75,6 +77,7 @@ class Engine:
     ) -> None:
         self.bundle, self.queue = bundle, queue
         self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
+        self._drafters: dict[str, object] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
         self._turn = asyncio.Lock()
         self._present = 0
@@ -143,13 +146,25 @@ class Engine:
         async with self.place():
             try:
                 await self.run(partial(self.bank.load if load else self.bank.unload, name))
+                self._drafters.pop(name, None)
             except UserError as error:
                 raise RequestError(404, "model_not_found", one_line(error)) from error
 
-    def drafter(self, resident) -> Drafter:
-        """The draft of a model; the base alone has no streams, only copies."""
-        nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
+    def _drafter(self, resident):
+        """The model's drafter, kept over requests: an adaptive one learns."""
+        app = resident.adapter.app
+        if app not in self._drafters:
+            self._drafters[app] = self._new_drafter(resident)
+        return self._drafters[app]
+
+    def _new_drafter(self, resident):
+        """As asked, else as tuned on this device; the base alone has no streams, only copies."""
         streams = has_streams(resident.adapter)
+        if streams and not (self._nodes or self._lookup):
+            tuned = read_tuning(self.bundle, resident.adapter.app, self.bank.dtype)
+            if tuned:
+                return tuned.drafter(resident.parent_bias)
+        nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
         if not streams and not self._lookup:
             nodes = 1
         lookup = self._lookup if nodes > 1 else None
@@ -167,7 +182,7 @@ class Engine:
         resident = self.resident(name)
         steps = generate_steps(
             resident.model,
-            self.drafter(resident),
+            self._drafter(resident),
             ids,
             limit,
             frozenset(self.bundle.manifest.architecture.eos_ids),

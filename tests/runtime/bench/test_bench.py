@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ss_device.draft_policy import NUM_CELLS, Experience, StepCosts
 from ss_device.errors import UserError
 from ss_runtime.bench import report
 from ss_runtime.bench.measurement import Series, interleave, summarize
@@ -13,7 +14,7 @@ from ss_runtime.bench.methods import Run
 from ss_runtime.bench.tuner import candidates
 from ss_runtime.bench_command import main
 from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.tuning import DraftChoice, read_tuning, write_tuning
+from ss_runtime.tuning import AdaptiveChoice, DraftChoice, device_name, read_tuning, write_tuning
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS
 
@@ -81,10 +82,14 @@ def test_tune_writes_a_choice_that_generate_uses(bundle, rows, capsys):
     assert main([str(part) for part in [*command, "--json"]]) == 0
     result = json.loads(capsys.readouterr().out)
     choice = read_tuning(bundle, "one", "float32")
-    assert len(result["evidence"]) == len(candidates(6)) == 13
+    assert len(result["evidence"]) == len(candidates(6, 2)) + 1 == 17
     best = max(result["evidence"], key=lambda e: e["tokens_per_second"])
-    assert (choice.num_nodes, choice.shape, choice.lookup) == (best["nodes"], best["shape"], best["lookup"])
-    assert choice.label() == result["choice"] and read_tuning(bundle, "one", "float16") is None
+    assert best["draft"] == result["choice"] == choice.label()
+    assert read_tuning(bundle, "one", "float16") is None
+    costs = StepCosts((1, 6), (0.01, 0.02), 0.005)
+    adaptive = AdaptiveChoice(6, costs, Experience(90.0, ((2.0, 0.01),) * NUM_CELLS, trust=((7, 0.5),)))
+    write_tuning(bundle, "one", "float32", adaptive, [])
+    assert read_tuning(bundle, "one", "float32") == adaptive
     write_tuning(bundle, "one", "float32", DraftChoice(1), [])
     ask = [
         "--bundle",
@@ -100,8 +105,10 @@ def test_tune_writes_a_choice_that_generate_uses(bundle, rows, capsys):
     assert ss_generate(ask) == 0
     tuned = json.loads(capsys.readouterr().out)
     assert tuned["steps"] == tuned["generated_tokens"] - 1
-    assert ss_generate([*ask, "--nodes", "6"]) == 0
-    assert json.loads(capsys.readouterr().out)["token_ids"] == tuned["token_ids"]
+    write_tuning(bundle, "one", "float32", adaptive, [])
+    for drafts in ([], ["--nodes", "6"]):
+        assert ss_generate([*ask, *drafts]) == 0
+        assert json.loads(capsys.readouterr().out)["token_ids"] == tuned["token_ids"]
 
 
 def test_one_command_runs_every_adapter_of_a_bundle(mlx_base, tmp_path, capsys):
@@ -137,6 +144,11 @@ def test_bad_input_is_one_line(bundle, rows, tmp_path, capsys):
         assert says in error and error.count("\n") == 1, error
     (bundle.path / "tuning.json").write_text('{"format_version": 9}')
     with pytest.raises(UserError, match="format version 9"):
+        read_tuning(bundle, "one", "float32")
+    damaged = {"choice": {"num_nodes": 4, "costs": {"sizes": [2], "seconds": [1], "streams": 0}}}
+    tuned = {"format_version": 2, "devices": {device_name(): {"one:float32": damaged}}}
+    (bundle.path / "tuning.json").write_text(json.dumps(tuned))
+    with pytest.raises(UserError, match="run ss-bench tune again"):
         read_tuning(bundle, "one", "float32")
     with pytest.raises(UserError, match="no method in common"):
         report.compare({"methods": {"a": {}}}, {"methods": {"b": {}}})

@@ -1,0 +1,73 @@
+"""Tune and benchmark every adapter of a bundle on its own test prompts, and one on prompts that do not fit.
+
+    python -m scripts.benchmark_applications build/apps --data DATA --base models/base/ss-demo-base
+
+DATA holds <app>/valid.jsonl.gz and <app>/test.jsonl.gz for every adapter and prompts/mt_bench.jsonl.gz
+(first turns are asked). Tuning is by validation prompts alone. Writes docs/benchmark_<app>.json, .md and
+.png, and the same for mt_bench. Close other programs first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from ss_device.bundle import open_bundle
+from ss_device.json_lines import read_json_lines
+from ss_runtime.bench_command import main as ss_bench
+
+METHODS = "plain,mlx-lm,prompt-lookup,ss-lookup,ss,ss-tuned"
+
+
+def first_turns(source: Path, target: Path) -> None:
+    """MT-Bench questions as rows with a `prompt`."""
+    rows = ({"prompt": row["turns"][0] + "\n"} for row in read_json_lines(source))
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run(*command: object) -> None:
+    """One ss-bench command; its own message says what was wrong."""
+    if code := ss_bench([str(part) for part in command]):
+        raise SystemExit(code)
+
+
+def measure(arguments: argparse.Namespace, app: str, prompts: Path, name: str) -> None:
+    """One interleaved run of all methods."""
+    methods = METHODS + (",mlx-lm-draft" if arguments.draft else "")
+    output = arguments.output / f"benchmark_{name}.json"
+    command = ["run", arguments.bundle, "--adapter", app, "--input", prompts, "--methods", methods]
+    command += ["--base", arguments.base, "--limit", arguments.limit, "--max-tokens", arguments.max_tokens]
+    command += ["--dtype", "float32", "--output", output, "--plot", output.with_suffix(".png")]
+    print(f"\n## {name} ({app})\n", flush=True)
+    run(*command, *(["--draft", arguments.draft] if arguments.draft else []))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--draft", type=Path, help="a small model's folder, for mlx-lm's draft decoding")
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--tune-limit", type=int, default=40)
+    parser.add_argument("--misfit", default="sqlctx", help="the adapter that MT-Bench is asked with")
+    parser.add_argument("--output", type=Path, default=Path("docs"))
+    arguments = parser.parse_args()
+    for app in sorted(open_bundle(arguments.bundle).manifest.adapters):
+        folder = arguments.data / app
+        tuning = ["--input", folder / "valid.jsonl.gz", "--limit", arguments.tune_limit]
+        print(f"\n## tuning {app}\n", flush=True)
+        tuning += ["--max-tokens", arguments.max_tokens, "--dtype", "float32"]
+        run("tune", arguments.bundle, "--adapter", app, *tuning)
+        measure(arguments, app, folder / "test.jsonl.gz", app)
+    with tempfile.TemporaryDirectory() as scratch:
+        prompts = Path(scratch) / "mt_bench.jsonl"
+        first_turns(arguments.data / "prompts" / "mt_bench.jsonl.gz", prompts)
+        measure(arguments, arguments.misfit, prompts, "mt_bench")
+
+
+if __name__ == "__main__":
+    main()
