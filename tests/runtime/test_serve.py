@@ -265,11 +265,61 @@ def test_command_serves_and_ends_at_a_signal(bundle):
         process.kill()
 
 
+SLOW_SERVER = """
+import sys, time
+import ss_runtime.serve_command as command
+from ss_runtime.mlx_model import MLXStepModel
+command.SHUTDOWN_SECONDS = 0.5
+step = MLXStepModel.step
+MLXStepModel.step = lambda *arguments: (time.sleep(0.1), step(*arguments))[1]
+sys.exit(command.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_in_the_middle_of_an_answer(bundle):
+    """The running answer ends with an error event, the waiting one gets 503, nothing is logged, code 0."""
+    command = [
+        sys.executable,
+        "-c",
+        SLOW_SERVER,
+        "--bundle",
+        str(bundle.path),
+        "--port",
+        "0",
+        "--nodes",
+        "1",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
+    try:
+        base = process.stderr.readline().split(" at ")[1].split()[0]
+        ask = {"model": "one", "prompt": "Hello", "max_tokens": 200}
+        with (
+            ThreadPoolExecutor(1) as pool,
+            httpx.stream("POST", f"{base}/completions", json={**ask, "stream": True}, timeout=60) as events,
+        ):
+            lines = events.iter_lines()
+            next(lines)
+            waiting = pool.submit(httpx.post, f"{base}/completions", json=ask, timeout=60)
+            while httpx.get(base.replace("v1", "health"), timeout=60).json()["requests"] < 2:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+            assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+            assert waiting.result().status_code == 503
+            assert "shutting down" in waiting.result().json()["error"]["message"]
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+
+
 def test_bad_options_are_one_line(bundle, tmp_path, capsys):
     for options, says in (
         (["--bundle", str(tmp_path)], "not a bundle"),
         (["--bundle", str(bundle.path), "--port", "99999"], "port 99999"),
         (["--bundle", str(bundle.path), "--host", "203.0.113.7"], "cannot listen"),
+        (["--bundle", str(bundle.path), "--port", "0", "--adapters", "one,three"], "no adapter 'three'"),
+        (["--bundle", str(bundle.path), "--port", "0", "--quantize", "4"], "do not divide its rows"),
     ):
         assert main(options) == 2
         error = capsys.readouterr().err

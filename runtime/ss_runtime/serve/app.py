@@ -127,6 +127,8 @@ class Service:
             if wanted.stream_usage:
                 yield _event({**shape.head(chunk=True), "choices": [], "usage": usage.to_dict()})
             yield "data: [DONE]\n\n"
+        except RequestError as error:  # the answer has begun: its end says why it is cut short
+            yield _event(error.to_dict())
         finally:
             await records.aclose()
 
