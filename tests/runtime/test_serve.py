@@ -185,6 +185,18 @@ BAD = [
     ("completions", {"prompt": "a" * 300}, 400, "the context holds 256"),
     ("completions", {"prompt": "a" * 5000}, 413, "4000 bytes"),
     ("completions", [], 400, "JSON object"),
+    ("completions", {"prompt": "a", "max_completion_tokens": 0}, 400, "between 1 and 150"),
+    ("completions", {"prompt": "a", "max_tokens": True}, 400, "expected int"),
+    ("completions", {"prompt": "a", "model": 5}, 400, "expected str"),
+    ("completions", {"prompt": "a", "stream": "yes"}, 400, "expected bool"),
+    ("completions", {"prompt": "a", "stream_options": 1}, 400, "expected dict"),
+    ("completions", {"prompt": "a", "temperature": 1, "seed": 2**70}, 400, "seed"),
+    ("completions", {"prompt": "a", "temperature": 1, "top_k": -1}, 400, "top-k"),
+    ("completions", {"prompt": "a", "frequency_penalty": "much"}, 400, "frequency_penalty"),
+    ("completions", {"prompt": "a", "stop": ["a"] * 5}, 400, "at most 4"),
+    ("completions", {"prompt": [[1], [2]]}, 400, "one list of token ids"),
+    ("completions", {"prompt": "a", "model": "x\ny"}, 404, "no adapter"),
+    ("adapters/three", {}, 404, "no adapter 'three'"),
     ("chat/completions", {"messages": []}, 400, "at least one"),
     ("chat/completions", {"messages": [{"role": "user"}]}, 400, "content"),
     ("chat/completions", {"messages": ["x"]}, 400, "role"),
@@ -203,9 +215,24 @@ def test_bad_requests_get_one_json_error(address, route, body, status, says):
 
 
 def test_broken_json(address):
-    for content in (b"{", b"\xff", b"[" * 3000):
+    bad = (b"{", b"\xff", b"[" * 3000, b"", b'{"temperature": NaN}', rb'{"prompt": "\ud800"}', b"1e999,")
+    for content in bad:
         answer = httpx.post(f"{address}/v1/completions", content=content)
         assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
+
+
+def test_numbers_beyond_floats_and_other_methods(address):
+    huge = httpx.post(
+        f"{address}/v1/completions", content=b'{"model": "one", "prompt": "a", "temperature": 1e999}'
+    )
+    assert huge.status_code == 400 and "finite" in huge.json()["error"]["message"]
+    for method, route in (
+        (httpx.get, "completions"),
+        (httpx.delete, "models"),
+        (httpx.put, "adapters/one"),
+    ):
+        answer = method(f"{address}/v1/{route}")
+        assert answer.status_code == 405 and "Not Allowed" in answer.json()["error"]["message"]
 
 
 def test_many_clients_some_of_which_leave(client, address, expected):

@@ -92,9 +92,11 @@ class Service:
                     413, "invalid_request_error", f"the body is larger than {self.body_limit} bytes"
                 )
         try:
-            return json.loads(bytes(body))
+            value = json.loads(bytes(body), parse_constant=_refuse_constant)
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except (ValueError, RecursionError) as error:
             raise bad_request("the body is not valid JSON") from error
+        return value
 
     async def _whole(
         self, request: Request, wanted: GenerationRequest, ids: list[int], limit: int, shape: Shape
@@ -201,6 +203,11 @@ def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
         },
         lifespan=lifespan,
     )
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity, which Python's reader takes for JSON."""
+    raise ValueError(name)
 
 
 def _event(value: dict) -> str:
