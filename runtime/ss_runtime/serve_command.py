@@ -13,7 +13,8 @@ from ss_device.command_line import CommandParser, positive, run_command
 from ss_device.errors import UserError
 from ss_runtime.backends import BASE_FILE, DTYPES, QUANTIZATIONS, default_dtype, load_openblas
 
-SHUTDOWN_SECONDS = 5
+# Running answers get this long after a signal; the call that runs then must end within the second time.
+SHUTDOWN_SECONDS, LAST_CALL_SECONDS = 5, 60
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,7 +53,7 @@ def _parser() -> CommandParser:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Body of the command: returns after Ctrl-C or SIGTERM, when running answers have ended."""
+    """Body of the command: returns after Ctrl-C or SIGTERM, when running answers have ended or were cut."""
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"port {arguments.port} must lie in 0 … 65535")
     bundle = open_bundle(arguments.bundle)
@@ -73,7 +74,7 @@ def serve(arguments: argparse.Namespace) -> None:
         host=arguments.host,
         port=arguments.port,
         log_level="info" if arguments.verbose else "warning",
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS + LAST_CALL_SECONDS,
         server_header=False,
     )
     with listening(config) as socket:
@@ -87,7 +88,19 @@ def serve(arguments: argparse.Namespace) -> None:
         # uvicorn ends gracefully at a signal and then raises it again.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[socket])
+            _server(config, engine).run(sockets=[socket])
+
+
+def _server(config, engine):
+    """A uvicorn server whose signal handler also tells the engine."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig, frame) -> None:
+            engine.end_soon(SHUTDOWN_SECONDS)
+            super().handle_exit(sig, frame)
+
+    return Server(config)
 
 
 def listening(config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ def make_chooser(
     repetition, presence, frequency. Raises UserError for values that cannot be, or that greedy ignores.
     """
     processors = penalty_processors(penalties or {})
+    if not math.isfinite(temperature):
+        raise UserError(f"temperature {temperature} is not a finite number")
     if temperature < 0:
         raise UserError(f"temperature {temperature} must not be negative (0 is greedy)")
     if temperature == 0:
@@ -81,6 +84,9 @@ def penalty_processors(penalties: dict[str, float | None]) -> tuple[LogitsProces
     wanted = {f"{name}_penalty": value for name, value in penalties.items() if value}
     if not wanted:
         return ()
+    for name, value in wanted.items():
+        if not math.isfinite(value):
+            raise UserError(f"{name.replace('_', ' ')} {value} is not a finite number")
     if wanted.get("repetition_penalty", 1.0) < 0:
         raise UserError(f"repetition penalty {wanted['repetition_penalty']} must not be negative")
     try:

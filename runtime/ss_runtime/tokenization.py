@@ -22,7 +22,11 @@ class BundleTokenizer:
         self.bos_id = bos_id
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, after BOS where the base has one."""
+        """Token ids of a prompt, after BOS where the base has one. UserError for half a surrogate pair."""
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the prompt is no Unicode text: {one_line(error)}") from error
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         return ids if self.bos_id is None else [self.bos_id, *ids]
 

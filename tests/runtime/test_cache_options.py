@@ -79,6 +79,9 @@ def test_bad_caches_and_options_are_one_line(bundle, capsys, tmp_path):
         (("--adapter", "one", "--prompt-cache", str(tmp_path / "no"), "--trim-cache", "3"), "to trim"),
         (("--adapter", "one", "--prompt-cache", str(file), "--trim-cache", "999"), "cannot be trimmed"),
         (("--no-adapter", "--adapter", "one"), "leave --adapter"),
+        (("--adapter", "one", "--temperature", "nan"), "temperature nan"),
+        (("--adapter", "one", "--repetition-penalty", "inf"), "repetition penalty inf"),
+        (("--adapter", "one", "--stop-it"), "--stop-it"),
         (("--no-adapter", "--nodes", "4"), "without --lookup"),
     ]
     for options, says in cases:
@@ -91,6 +94,15 @@ def test_bad_caches_and_options_are_one_line(bundle, capsys, tmp_path):
             arguments = ["--bundle", str(bundle.path), "--prompt", "a", *options]
         assert main([*arguments, "--backend", "reference"]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_prompt_that_is_no_text(bundle, capsys, tmp_path):
+    """Bytes of a shell that are not UTF-8, half a surrogate pair in a file."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "\\ud800"}\n')
+    for options in (("--prompt", "a\udcff"), ("--input", str(rows))):
+        output = run(bundle, capsys, "--adapter", "one", *options, status=2)
+        assert "no Unicode text" in output.err and output.err.count("\n") == 1
 
 
 def test_the_base_alone_says_what_a_lossless_adapter_says(bundle, capsys):

@@ -185,6 +185,18 @@ BAD = [
     ("completions", {"prompt": "a" * 300}, 400, "the context holds 256"),
     ("completions", {"prompt": "a" * 5000}, 413, "4000 bytes"),
     ("completions", [], 400, "JSON object"),
+    ("completions", {"prompt": "a", "max_completion_tokens": 0}, 400, "between 1 and 150"),
+    ("completions", {"prompt": "a", "max_tokens": True}, 400, "expected int"),
+    ("completions", {"prompt": "a", "model": 5}, 400, "expected str"),
+    ("completions", {"prompt": "a", "stream": "yes"}, 400, "expected bool"),
+    ("completions", {"prompt": "a", "stream_options": 1}, 400, "expected dict"),
+    ("completions", {"prompt": "a", "temperature": 1, "seed": 2**70}, 400, "seed"),
+    ("completions", {"prompt": "a", "temperature": 1, "top_k": -1}, 400, "top-k"),
+    ("completions", {"prompt": "a", "frequency_penalty": "much"}, 400, "frequency_penalty"),
+    ("completions", {"prompt": "a", "stop": ["a"] * 5}, 400, "at most 4"),
+    ("completions", {"prompt": [[1], [2]]}, 400, "one list of token ids"),
+    ("completions", {"prompt": "a", "model": "x\ny"}, 404, "no adapter"),
+    ("adapters/three", {}, 404, "no adapter 'three'"),
     ("chat/completions", {"messages": []}, 400, "at least one"),
     ("chat/completions", {"messages": [{"role": "user"}]}, 400, "content"),
     ("chat/completions", {"messages": ["x"]}, 400, "role"),
@@ -203,9 +215,24 @@ def test_bad_requests_get_one_json_error(address, route, body, status, says):
 
 
 def test_broken_json(address):
-    for content in (b"{", b"\xff", b"[" * 3000):
+    bad = (b"{", b"\xff", b"[" * 3000, b"", b'{"temperature": NaN}', rb'{"prompt": "\ud800"}', b"1e999,")
+    for content in bad:
         answer = httpx.post(f"{address}/v1/completions", content=content)
         assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
+
+
+def test_numbers_beyond_floats_and_other_methods(address):
+    huge = httpx.post(
+        f"{address}/v1/completions", content=b'{"model": "one", "prompt": "a", "temperature": 1e999}'
+    )
+    assert huge.status_code == 400 and "finite" in huge.json()["error"]["message"]
+    for method, route in (
+        (httpx.get, "completions"),
+        (httpx.delete, "models"),
+        (httpx.put, "adapters/one"),
+    ):
+        answer = method(f"{address}/v1/{route}")
+        assert answer.status_code == 405 and "Not Allowed" in answer.json()["error"]["message"]
 
 
 def test_many_clients_some_of_which_leave(client, address, expected):
@@ -265,11 +292,61 @@ def test_command_serves_and_ends_at_a_signal(bundle):
         process.kill()
 
 
+SLOW_SERVER = """
+import sys, time
+import ss_runtime.serve_command as command
+from ss_runtime.mlx_model import MLXStepModel
+command.SHUTDOWN_SECONDS = 0.5
+step = MLXStepModel.step
+MLXStepModel.step = lambda *arguments: (time.sleep(0.1), step(*arguments))[1]
+sys.exit(command.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_in_the_middle_of_an_answer(bundle):
+    """The running answer ends with an error event, the waiting one gets 503, nothing is logged, code 0."""
+    command = [
+        sys.executable,
+        "-c",
+        SLOW_SERVER,
+        "--bundle",
+        str(bundle.path),
+        "--port",
+        "0",
+        "--nodes",
+        "1",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
+    try:
+        base = process.stderr.readline().split(" at ")[1].split()[0]
+        ask = {"model": "one", "prompt": "Hello", "max_tokens": 200}
+        with (
+            ThreadPoolExecutor(1) as pool,
+            httpx.stream("POST", f"{base}/completions", json={**ask, "stream": True}, timeout=60) as events,
+        ):
+            lines = events.iter_lines()
+            next(lines)
+            waiting = pool.submit(httpx.post, f"{base}/completions", json=ask, timeout=60)
+            while httpx.get(base.replace("v1", "health"), timeout=60).json()["requests"] < 2:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+            assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+            assert waiting.result().status_code == 503
+            assert "shutting down" in waiting.result().json()["error"]["message"]
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+
+
 def test_bad_options_are_one_line(bundle, tmp_path, capsys):
     for options, says in (
         (["--bundle", str(tmp_path)], "not a bundle"),
         (["--bundle", str(bundle.path), "--port", "99999"], "port 99999"),
         (["--bundle", str(bundle.path), "--host", "203.0.113.7"], "cannot listen"),
+        (["--bundle", str(bundle.path), "--port", "0", "--adapters", "one,three"], "no adapter 'three'"),
+        (["--bundle", str(bundle.path), "--port", "0", "--quantize", "4"], "do not divide its rows"),
     ):
         assert main(options) == 2
         error = capsys.readouterr().err

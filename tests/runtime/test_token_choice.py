@@ -135,6 +135,9 @@ def test_greedy_needs_no_chooser_and_takes_penalties():
     ("arguments", "word"),
     [
         ((-1.0, {}), "temperature"),
+        ((float("nan"), {}), "temperature nan"),
+        ((float("inf"), {}), "temperature inf"),
+        ((0.0, {}, {"presence": float("nan")}), "presence penalty nan"),
         ((0.0, {"top_p": 0.5}), "top-p needs"),
         ((0.0, {}, {}, 0.3), "typical acceptance needs"),
         ((1.0, {"top_p": 2.0}), "top-p"),

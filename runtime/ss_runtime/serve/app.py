@@ -92,9 +92,11 @@ class Service:
                     413, "invalid_request_error", f"the body is larger than {self.body_limit} bytes"
                 )
         try:
-            return json.loads(bytes(body))
+            value = json.loads(bytes(body), parse_constant=_refuse_constant)
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except (ValueError, RecursionError) as error:
             raise bad_request("the body is not valid JSON") from error
+        return value
 
     async def _whole(
         self, request: Request, wanted: GenerationRequest, ids: list[int], limit: int, shape: Shape
@@ -127,6 +129,8 @@ class Service:
             if wanted.stream_usage:
                 yield _event({**shape.head(chunk=True), "choices": [], "usage": usage.to_dict()})
             yield "data: [DONE]\n\n"
+        except RequestError as error:  # the answer has begun: its end says why it is cut short
+            yield _event(error.to_dict())
         finally:
             await records.aclose()
 
@@ -199,6 +203,11 @@ def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
         },
         lifespan=lifespan,
     )
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity, which Python's reader takes for JSON."""
+    raise ValueError(name)
 
 
 def _event(value: dict) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,6 +81,7 @@ class Engine:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
         self._turn = asyncio.Lock()
         self._present = 0
+        self._end: float | None = None
         self.tokenizer = load_tokenizer(bundle)
         self.chat = ChatPrompt(bundle.path, self.tokenizer)
         self.started = int(time.time())
@@ -95,6 +96,17 @@ class Engine:
         """Wait for the running model call and end the worker."""
         self._worker.shutdown(wait=True, cancel_futures=True)
 
+    def end_soon(self, seconds: float) -> None:
+        """Running answers may go on for so long and then end between two calls; others get 503.
+
+        May be called from a signal handler.
+        """
+        self._end = time.monotonic() + seconds
+
+    def _check_end(self, running: bool) -> None:
+        if self._end is not None and not (running and time.monotonic() < self._end):
+            raise RequestError(503, "server_error", "the server is shutting down")
+
     @property
     def present(self) -> int:
         """Requests that run or wait."""
@@ -102,7 +114,10 @@ class Engine:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """A place in the queue, then the turn. Raises RequestError 429 when the queue is full."""
+        """A place in the queue, then the turn.
+
+        Raises RequestError: 429 when the queue is full, 503 once the server ends.
+        """
         if self._present > self.queue:
             raise RequestError(
                 429, "rate_limit_error", f"{self.queue} requests are waiting: try again later"
@@ -110,6 +125,7 @@ class Engine:
         self._present += 1
         try:
             async with self._turn:
+                self._check_end(running=False)
                 yield
         finally:
             self._present -= 1
@@ -201,6 +217,9 @@ class Engine:
                 usage.cached_tokens = resident.model.reused
                 usage.add(record)
                 yield record
+                if record.finish_reason is None:
+                    self._check_end(running=True)
         finally:
             # After the running call, in the same thread; nobody waits for it.
-            self._worker.submit(steps.close)
+            with suppress(RuntimeError):  # closed already: nobody will use the models any more
+                self._worker.submit(steps.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ss_device.errors import UserError
@@ -29,7 +30,7 @@ class RequestError(Exception):
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.kind, self.message = status, kind, message
+        self.status, self.kind, self.message = status, kind, " ".join(message.split())
 
     def to_dict(self) -> dict:
         return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.status}}
@@ -60,7 +61,8 @@ def parse_request(body: object, chat: bool, vocab_size: int, max_tokens: int) ->
     for name, harmless in UNSUPPORTED.items():
         if body.get(name) not in harmless:
             raise bad_request(f"'{name}' is not supported by this server")
-    wanted = _typed(body, "max_completion_tokens", int) or _typed(body, "max_tokens", int)
+    wanted = _typed(body, "max_completion_tokens", int)
+    wanted = _typed(body, "max_tokens", int) if wanted is None else wanted
     if wanted is not None and not 1 <= wanted <= max_tokens:
         raise bad_request(f"max_tokens {wanted} must lie between 1 and {max_tokens}")
     options = _typed(body, "stream_options", dict) or {}
@@ -145,6 +147,8 @@ def _chooser(body: dict) -> Chooser | None:
     penalties = {
         name: _typed(body, f"{name}_penalty", number) for name in ("repetition", "presence", "frequency")
     }
+    if not all(math.isfinite(v) for v in (temperature, *settings.values(), *penalties.values()) if v):
+        raise bad_request("a number of the request is not finite")
     try:
         return make_chooser(temperature, settings, penalties, _typed(body, "lossy_typical", number))
     except UserError as error:
