@@ -13,6 +13,8 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+from ss_convert.coreml.lookup_tables import best_values, nearest
+
 INT4_BLOCK = 32
 TABLE_GROUP = {"lut4": 8, "lut6": 16}
 # Fewer channels than this per table cost more than they gain.
@@ -69,13 +71,11 @@ def palettize(weight: np.ndarray, bits: int, group: int) -> Palettized:
     The number of rows must be a multiple of the group; the nearest smaller divisor is taken, or one
     table for the whole matrix.
     """
-    from coremltools.optimize.coreml._quantization_passes import palettize_weights
-
     out, width = weight.shape
-    group = table_rows(out, group)
-    found = palettize_weights.blockwise_compress(weight, "KMEANS", bits, [group, width])
-    indices = np.asarray(found.indices, np.uint8)
-    return Palettized(indices, np.asarray(found.lut, np.float16).reshape(-1, 2**bits), bits)
+    groups = weight.reshape(out // table_rows(out, group), -1)
+    found = [nearest(row, best_values(row, 2**bits)) for row in groups]
+    indices = np.stack([indices for indices, _ in found]).reshape(out, width)
+    return Palettized(indices, np.stack([table for _, table in found]), bits)
 
 
 def stored_bytes(shape: tuple[int, ...], form: str) -> int:
