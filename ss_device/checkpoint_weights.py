@@ -21,6 +21,7 @@ from ss_device.packed_weights import FACTORS, dequantize, packings
 
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 TIED = ("head.weight", "head.scales", "head.biases")
+BLOCK = 1 << 22
 DTYPES = FLOATS | {"U32": "<u4", "U8": "|u1", "I64": "<i8", "I32": "<i4"}
 
 
@@ -60,10 +61,23 @@ class StoredTensor:
 
     def read(self) -> np.ndarray:
         """The values, bfloat16 widened to float32."""
-        values = self.raw().view(DTYPES[self.dtype])
         if self.dtype == "BF16":
-            values = (values.astype("<u4") << 16).view("<f4")
-        return values.reshape(self.shape)
+            return self._widened()
+        return self.raw().view(DTYPES[self.dtype]).reshape(self.shape)
+
+    def _widened(self) -> np.ndarray:
+        """bfloat16 in float32, read piece by piece."""
+        values, done = np.empty(math.prod(self.shape), "<u4"), 0
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            while done < values.size:
+                piece = np.fromfile(file, "<u2", min(BLOCK, values.size - done))
+                if not piece.size:
+                    raise UserError(f"{self.path}: not a readable safetensors file (it ends too early)")
+                values[done : done + piece.size] = piece
+                done += piece.size
+        values <<= 16
+        return values.view("<f4").reshape(self.shape)
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -139,6 +153,13 @@ def checkpoint_tensors(files: Sequence[Path], architecture: Architecture) -> dic
                 if not (architecture.tied_head and part.name in TIED):
                     found[part.name] = stored.rows(part.start, part.stop)
     return found
+
+
+def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """An array's values in flat pieces, so that what is computed of them needs little memory."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        yield flat[start : start + BLOCK]
 
 
 class CheckpointWeights(Mapping[str, np.ndarray]):

@@ -10,7 +10,7 @@ from ss_convert.mlx.weights import own_tensors, shared_parent_bias
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.bundle import Bundle, BundledAdapter
-from ss_device.checkpoint_weights import StoredTensor, stored_tensors
+from ss_device.checkpoint_weights import StoredTensor, blocks, stored_tensors
 from ss_device.errors import UserError
 from ss_device.trace import load_traces
 from ss_device.tree import root_only
@@ -52,16 +52,24 @@ def check_functions(bundle: Bundle, entry: BundledAdapter) -> None:
 
 def is_exact_in_half(weights: Mapping[str, np.ndarray]) -> bool:
     """Whether rounding to float16 leaves every weight as it is."""
-    return all(np.array_equal(w.astype(np.float16).astype(w.dtype), w) for w in weights.values())
+    return all(
+        w.dtype == np.float16 or np.array_equal(w.astype(np.float16).astype(w.dtype), w)
+        for weight in weights.values()
+        for w in blocks(weight)
+    )
 
 
 def check_tensors(bundle: Bundle, name: str, source: Mapping[str, np.ndarray]) -> None:
     """A written file holds `source` rounded to float16."""
     written = stored_tensors(bundle.path / name)
     for tensor, values in source.items():
-        expected = np.asarray(values).astype(np.float16)
-        if tensor not in written or not np.array_equal(written[tensor].read(), expected):
+        if tensor not in written or not _is_half_of(written[tensor].read(), np.asarray(values)):
             raise UserError(f"check failed: tensor '{tensor}' in {name} is not what was converted")
+
+
+def _is_half_of(half: np.ndarray, values: np.ndarray) -> bool:
+    pairs = zip(blocks(half), blocks(values), strict=True)
+    return half.shape == values.shape and all(np.array_equal(h, v.astype(np.float16)) for h, v in pairs)
 
 
 def check_stored(bundle: Bundle, name: str, source: Mapping[str, StoredTensor]) -> None:

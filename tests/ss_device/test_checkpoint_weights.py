@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -13,12 +14,14 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from ss_convert.mlx.weights import write_base
+from ss_device.adapter import save_adapter
 from ss_device.base_model import INDEX_FILE, open_base
 from ss_device.checkpoint_weights import stored_tensors, write_tensors
+from ss_device.config import paper_config
 from ss_device.errors import UserError
 from ss_device.files import read_tensors
 from tests.families.tiny import make_base
-from tests.tiny_models import make_tiny_base, write_byte_tokenizer
+from tests.tiny_models import make_tiny_base, random_adapter, write_byte_tokenizer
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -93,40 +96,43 @@ def test_written_tensors_are_read_by_the_library(tmp_path):
         np.testing.assert_array_equal(stored_tensors(tmp_path / "x.safetensors")[name].read(), array)
 
 
-# Prints by how many kilobytes the process has grown at its largest.
+# Prints by how many kilobytes a conversion to MLX, checks included, makes the process grow at its largest.
 PEAK = """
 import resource, sys
 from pathlib import Path
-from ss_convert.mlx.weights import write_base
-from ss_device.base_model import open_base
-base = open_base(Path(sys.argv[1]))
+from ss_convert.conversion import convert
+from ss_convert.planning import Request, plan_conversion
+base, adapter, output = map(Path, sys.argv[1:])
+places = {"base": base, "models": base.parent, "output": output}
+wanted = Request((str(adapter),), **places, targets=("mlx",), golden=False)
+plan = plan_conversion(wanted)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-write_base(base.stored_weights(), Path(sys.argv[2]))
+convert(plan)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_conversion_needs_less_memory_than_its_largest_shard(tmp_path):
-    """A checkpoint of several shards of 48 MB: what writing it takes over merely opening it."""
-    hidden, wide = 512, 8192
-    base = make_tiny_base(
-        tmp_path / "base",
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=128,
-    )
-    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32)
-    model.save_pretrained(tmp_path / "shards", max_shard_size="55MB")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_conversion_needs_less_memory_than_its_largest_shard(tmp_path, dtype):
+    """Several shards of which one tensor, the embedding, is the largest; what is written is half of it."""
+    sizes = {"vocab_size": 40_000, "hidden_size": 512, "intermediate_size": 8192, "head_dim": 128}
+    base = make_tiny_base(tmp_path / "base", **sizes)
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=getattr(torch, dtype))
+    model.save_pretrained(tmp_path / "shards", max_shard_size="85MB" if dtype == "float32" else "43MB")
     write_byte_tokenizer(tmp_path / "shards")
-    largest = max(f.stat().st_size for f in (tmp_path / "shards").glob("*.safetensors"))
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    arguments = [sys.executable, "-c", PEAK, str(tmp_path / "shards"), str(tmp_path / "out.safetensors")]
-    out = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert int(out.stdout) * 1024 <= 1.3 * largest
-    assert set(read_tensors(tmp_path / "out.safetensors")) == set(base.weights())
+    sharded = open_base(tmp_path / "shards")
+    adapter = random_adapter(sharded, paper_config(num_msa_layers=1))
+    save_adapter(adapter, sharded.architecture, tmp_path / "adapter")
+    shards = [f.stat().st_size for f in (tmp_path / "shards").glob("*.safetensors")]
+    written = 2 * max(math.prod(shape) for shape in sharded.architecture.weight_shapes().values())
+    assert len(shards) > 2
+    arguments = [tmp_path / "shards", tmp_path / "adapter", tmp_path / "out"]
+    out = subprocess.run(
+        [sys.executable, "-c", PEAK, *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    widened = 2 if dtype == "bfloat16" else 1  # numpy has no bfloat16
+    assert int(out.stdout) * 1024 <= 1.3 * widened * max(shards) + written
+    assert set(read_tensors(tmp_path / "out/mlx/base.safetensors")) == set(base.weights())
 
 
 def test_half_precision_that_does_not_fit_is_named(tmp_path):

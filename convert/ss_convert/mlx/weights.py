@@ -10,7 +10,7 @@ import numpy as np
 
 from ss_device.adapter import Adapter
 from ss_device.bundle import PARENT_BIAS
-from ss_device.checkpoint_weights import write_stored, write_tensors
+from ss_device.checkpoint_weights import blocks, write_stored, write_tensors
 from ss_device.errors import UserError
 
 
@@ -78,6 +78,6 @@ def _save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 def _half(name: str, array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # reported below, with the tensor's name
         half = np.ascontiguousarray(array, dtype=np.float16)
-    if not np.all(np.isfinite(half)):
+    if not all(np.isfinite(piece).all() for piece in blocks(half)):
         raise UserError(f"tensor '{name}' has values that float16 cannot hold")
     return half
