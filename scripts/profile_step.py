@@ -1,7 +1,8 @@
 """Where the CPU time of one decoding step goes: `python -m scripts.profile_step BUNDLE`.
 
 Per tree size: processor time of drawing the tree on the host, of the walk, of the step without streams,
-of the streams' own pass, and of Python's part of the step (building the graph); then pieces of the step's main pass, each evaluated by itself.
+of the streams' own pass, and of Python's part of the step (building the graph); then pieces of the
+step's main pass, each evaluated by itself.
 Times are the least of many repetitions of this process's own CPU time. They compare parts with each other
 and are no benchmark (that is `ss-bench`).
 """
