@@ -183,6 +183,7 @@ class AdaptiveDrafter:
         self._gains = StreamGains(experience.gains)
         self._reliable = {kind: Reliability(getattr(experience, kind)) for kind in KINDS}
         self._trust = CopyTrust(dict(experience.trust))
+        self._generation: _Generation | None = None
         self._skipped = np.zeros(NUM_CELLS, int)
         self._tokens, self._spent = experience.rate, 1.0  # of the last steps, forgotten slowly
 
@@ -209,8 +210,11 @@ class AdaptiveDrafter:
         return found
 
     def start(self, prompt: Sequence[int]) -> _Generation:
-        """The history of one generation, which the loop extends."""
-        return _Generation(self, CopyHistory(self._lookup, prompt, self._trust))
+        """The history of one generation, which the loop extends. One generation at a time."""
+        if self._generation is not None:
+            self._generation.finish()
+        self._generation = _Generation(self, CopyHistory(self._lookup, prompt, self._trust))
+        return self._generation
 
     def grow(self, proposal, stop_ids: frozenset[int], max_depth: int, history: _Generation) -> DraftTree:
         """The step's tree below `proposal.root`; reads the proposal's streams only where they pay."""
@@ -294,6 +298,11 @@ class _Generation:
             cell, before, seconds = self._fresh
             self._fresh = cell, before + tokens, seconds + draft.seconds
             return
+        self.finish()
+        self._fresh = (draft.cell, tokens, draft.seconds) if draft.kind == "streams" else None
+
+    def finish(self) -> None:
+        """Tell the drafter what the latest fresh streams brought."""
         if self._fresh is not None:
             self._drafter.remember(*self._fresh)
-        self._fresh = (draft.cell, tokens, draft.seconds) if draft.kind == "streams" else None
+        self._fresh = None
