@@ -3,7 +3,8 @@
     python -m scripts.benchmark_applications build/apps --data DATA --base models/base/ss-demo-base
 
 DATA holds <app>/valid.jsonl.gz and <app>/test.jsonl.gz for every adapter and prompts/mt_bench.jsonl.gz
-(first turns are asked). Tuning is by validation prompts alone. Writes docs/benchmark_<app>.json, .md and
+(first turns are asked). Prompts that leave no room in the context for the answer are passed over. Tuning
+is by validation prompts alone. Writes docs/benchmark_<app>.json, .md and
 .png, and the same for mt_bench. Close other programs first.
 """
 
@@ -12,19 +13,36 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
-from ss_device.bundle import open_bundle
+from ss_device.bundle import Bundle, open_bundle
 from ss_device.json_lines import read_json_lines
 from ss_runtime.bench_command import main as ss_bench
+from ss_runtime.tokenization import load_tokenizer
 
 METHODS = "plain,mlx-lm,prompt-lookup,ss-lookup,ss,ss-tuned"
 
 
-def first_turns(source: Path, target: Path) -> None:
-    """MT-Bench questions as rows with a `prompt`."""
-    rows = ({"prompt": row["turns"][0] + "\n"} for row in read_json_lines(source))
-    target.write_text("".join(json.dumps(row) + "\n" for row in rows))
+class Prompts:
+    """Writes rows with a `prompt` that fits, for `ss-bench --input`."""
+
+    def __init__(self, bundle: Bundle, max_tokens: int, folder: Path) -> None:
+        self._bundle, self._tokenizer, self._folder = bundle, load_tokenizer(bundle), folder
+        self._room = bundle.manifest.architecture.default_context - max_tokens
+
+    def write(self, name: str, texts: Iterable[str], limit: int) -> Path:
+        """The first `limit` texts of at most context − max tokens."""
+        fitting = (text for text in texts if len(self._tokenizer.encode(text)) <= self._room)
+        target = self._folder / f"{name}.jsonl"
+        target.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in islice(fitting, limit)))
+        return target
+
+    def of_app(self, app: str, source: Path, limit: int) -> Path:
+        adapter = self._bundle.adapter(app)
+        rows = read_json_lines(source)
+        return self.write(f"{app}.{source.name}", (adapter.prompt(row) for row in rows), limit)
 
 
 def run(*command: object) -> None:
@@ -38,7 +56,7 @@ def measure(arguments: argparse.Namespace, app: str, prompts: Path, name: str) -
     methods = METHODS + (",mlx-lm-draft" if arguments.draft else "")
     output = arguments.output / f"benchmark_{name}.json"
     command = ["run", arguments.bundle, "--adapter", app, "--input", prompts, "--methods", methods]
-    command += ["--base", arguments.base, "--limit", arguments.limit, "--max-tokens", arguments.max_tokens]
+    command += ["--base", arguments.base, "--max-tokens", arguments.max_tokens]
     command += ["--dtype", "float32", "--output", output, "--plot", output.with_suffix(".png")]
     print(f"\n## {name} ({app})\n", flush=True)
     run(*command, *(["--draft", arguments.draft] if arguments.draft else []))
@@ -56,17 +74,20 @@ def main() -> None:
     parser.add_argument("--misfit", default="sqlctx", help="the adapter that MT-Bench is asked with")
     parser.add_argument("--output", type=Path, default=Path("docs"))
     arguments = parser.parse_args()
-    for app in sorted(open_bundle(arguments.bundle).manifest.adapters):
-        folder = arguments.data / app
-        tuning = ["--input", folder / "valid.jsonl.gz", "--limit", arguments.tune_limit]
-        print(f"\n## tuning {app}\n", flush=True)
-        tuning += ["--max-tokens", arguments.max_tokens, "--dtype", "float32"]
-        run("tune", arguments.bundle, "--adapter", app, *tuning)
-        measure(arguments, app, folder / "test.jsonl.gz", app)
+    bundle = open_bundle(arguments.bundle)
     with tempfile.TemporaryDirectory() as scratch:
-        prompts = Path(scratch) / "mt_bench.jsonl"
-        first_turns(arguments.data / "prompts" / "mt_bench.jsonl.gz", prompts)
-        measure(arguments, arguments.misfit, prompts, "mt_bench")
+        prompts = Prompts(bundle, arguments.max_tokens, Path(scratch))
+        for app in sorted(bundle.manifest.adapters):
+            folder = arguments.data / app
+            tuning = ["--input", prompts.of_app(app, folder / "valid.jsonl.gz", arguments.tune_limit)]
+            print(f"\n## tuning {app}\n", flush=True)
+            tuning += ["--max-tokens", arguments.max_tokens, "--dtype", "float32"]
+            run("tune", arguments.bundle, "--adapter", app, *tuning)
+            test = prompts.of_app(app, folder / "test.jsonl.gz", arguments.limit)
+            measure(arguments, app, test, app)
+        questions = read_json_lines(arguments.data / "prompts" / "mt_bench.jsonl.gz")
+        turns = (row["turns"][0] + "\n" for row in questions)
+        measure(arguments, arguments.misfit, prompts.write("mt_bench", turns, arguments.limit), "mt_bench")
 
 
 if __name__ == "__main__":

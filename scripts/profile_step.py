@@ -2,8 +2,9 @@
 
 Per tree size: processor time of drawing the tree on the host, of the walk, of the step without streams,
 of the streams' own pass, and of Python's part of the step (building the graph); then pieces of the
-step's main pass, each evaluated by itself. Times are the least of many repetitions of this process's own
-CPU time. They compare parts with each other and are no benchmark (that is `ss-bench`).
+step's main pass, each evaluated by itself.
+Times are the least of many repetitions of this process's own CPU time. They compare parts with each other
+and are no benchmark (that is `ss-bench`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ probability is above λ times what the node costs, plain decoding is the tree of
 pass for the accepted node's streams is taken only where it is expected to bring more than it costs.
 
 Probabilities are those of streams and copies (`ss_device.prompt_lookup`), corrected by how often nodes of
-that probability were accepted before. What streams would bring is not known before they are computed: it
-is remembered by how much the copies alone promise. Where streams do not pay they are tried again now and
-then. Costs are a table, not a clock: the same prompts in the same order give the same drafts.
+that probability were accepted before. Streams of an earlier step that reach below the text's end draft
+for nothing. What fresh ones would bring is not known before they are computed: it is remembered by how
+much the free draft promises. Where they do not pay they are tried again now and then. Costs are a table,
+not a clock: the same prompts in the same order give the same drafts.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from ss_device.errors import UserError
 from ss_device.prompt_lookup import CopyHistory, CopyTrust, PromptLookup, mixed_children
 from ss_device.tree import DraftTree, ParentBias, grow_with_probabilities, root_only
 
-# Expected accepted tokens of copies alone: the cells in which the gain of streams is remembered.
+# Expected accepted tokens of the free draft: the cells in which the gain of streams is remembered.
 CELL_EDGES = (0.05, 0.3, 0.7, 1.5, 3.0)
 NUM_CELLS = len(CELL_EDGES) + 1
 NUM_BINS = 8  # halvings of a node's probability
+KINDS = ("copies", "leftover", "streams")
+NO_LOGITS = np.zeros((0, 0), np.float32)
 STREAMS = ("when they pay", "always", "never")
 
 
@@ -58,20 +61,23 @@ class Experience:
     """What earlier steps showed, the prior of later ones.
 
     rate: tokens per second by the table of costs; gains: per cell, tokens and seconds of a step drafted
-    with streams, without the streams' own pass; copies, streams: accepted nodes per promised one, by
-    halvings of the probability, without and with streams; trust: (token, ratio) of `CopyTrust`.
+    with streams, without the streams' own pass; copies, leftover, streams: accepted nodes per promised
+    one, by halvings of the probability, drafted with no streams, those of an earlier step, fresh ones;
+    trust: (token, ratio) of `CopyTrust`.
     """
 
     rate: float
     gains: tuple[tuple[float, float], ...]
     copies: tuple[float, ...] = (1.0,) * NUM_BINS
+    leftover: tuple[float, ...] = (1.0,) * NUM_BINS
     streams: tuple[float, ...] = (1.0,) * NUM_BINS
     trust: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.gains) != NUM_CELLS or not {len(self.copies), len(self.streams)} == {NUM_BINS}:
-            raise UserError(f"experience needs {NUM_CELLS} gains and twice {NUM_BINS} ratios")
-        numbers = [self.rate, *self.copies, *self.streams, *(x for pair in self.gains for x in pair)]
+        ratios = [self.copies, self.leftover, self.streams]
+        if len(self.gains) != NUM_CELLS or {len(some) for some in ratios} != {NUM_BINS}:
+            raise UserError(f"experience needs {NUM_CELLS} gains and three times {NUM_BINS} ratios")
+        numbers = [self.rate, *(x for some in (*ratios, *self.gains) for x in some)]
         if not all(0 < x < float("inf") for x in numbers):
             raise UserError("experience must be positive numbers")
 
@@ -132,13 +138,16 @@ class StreamGains:
 
 @dataclass
 class _Draft:
-    """A tree that waits for its outcome. probabilities [nodes] before correction; cell None: no streams."""
+    """A tree that waits for its outcome. kind: `copies`, `leftover` or `streams`, as in `Experience`;
+    logits [γ', V] of the streams that it was drawn with; probabilities [nodes] before correction."""
 
+    kind: str
+    logits: np.ndarray
     tree: DraftTree
     probabilities: np.ndarray
     expected: float
     seconds: float
-    cell: int | None
+    cell: int = 0  # of the free draft, where fresh streams replaced it
 
 
 class AdaptiveDrafter:
@@ -172,19 +181,18 @@ class AdaptiveDrafter:
         self._seconds = costs.up_to(num_nodes)
         self._slopes = self._least_slopes()
         self._gains = StreamGains(experience.gains)
-        self._reliable = {False: Reliability(experience.copies), True: Reliability(experience.streams)}
+        self._reliable = {kind: Reliability(getattr(experience, kind)) for kind in KINDS}
         self._trust = CopyTrust(dict(experience.trust))
+        self._generation: _Generation | None = None
         self._skipped = np.zeros(NUM_CELLS, int)
         self._tokens, self._spent = experience.rate, 1.0  # of the last steps, forgotten slowly
-        self._no_logits = np.zeros((0, 0), np.float32)
 
     def experience(self) -> Experience:
         """What the steps until now showed."""
         return Experience(
             rate=self.rate,
             gains=tuple(self._gains.mean(cell) for cell in range(NUM_CELLS)),
-            copies=tuple(self._reliable[False].ratios.tolist()),
-            streams=tuple(self._reliable[True].ratios.tolist()),
+            **{kind: tuple(self._reliable[kind].ratios.tolist()) for kind in KINDS},
             trust=tuple(sorted(self._trust.ratios().items())),
         )
 
@@ -202,51 +210,53 @@ class AdaptiveDrafter:
         return found
 
     def start(self, prompt: Sequence[int]) -> _Generation:
-        """The history of one generation, which the loop extends."""
-        return _Generation(self, CopyHistory(self._lookup, prompt, self._trust))
+        """The history of one generation, which the loop extends. One generation at a time."""
+        if self._generation is not None:
+            self._generation.finish()
+        self._generation = _Generation(self, CopyHistory(self._lookup, prompt, self._trust))
+        return self._generation
 
     def grow(self, proposal, stop_ids: frozenset[int], max_depth: int, history: _Generation) -> DraftTree:
         """The step's tree below `proposal.root`; reads the proposal's streams only where they pay."""
         if max_depth <= 0 or self.num_nodes == 1:
             return root_only(proposal.root)
-        copies = self._draft(proposal.root, self._no_logits, stop_ids, max_depth, history, None)
-        cell = int(np.searchsorted(CELL_EDGES, copies.expected))
-        draft = copies
-        if self._streams_pay(copies, cell):
-            logits = proposal.stream_logits
-            if len(logits):
-                draft = self._draft(proposal.root, logits, stop_ids, max_depth, history, cell)
+        kind = "leftover" if len(history.leftover) else "copies"
+        draft = self._draft(kind, proposal.root, history.leftover, stop_ids, max_depth, history.copies)
+        cell = int(np.searchsorted(CELL_EDGES, draft.expected))
+        if self._streams_pay(draft, cell) and len(fresh := proposal.stream_logits):
+            draft = self._draft("streams", proposal.root, fresh, stop_ids, max_depth, history.copies)
+            draft.cell = cell
         history.pending = draft
         return draft.tree
 
-    def _streams_pay(self, copies: _Draft, cell: int) -> bool:
+    def _streams_pay(self, free: _Draft, cell: int) -> bool:
         if self._streams != "when they pay":
             return self._streams == "always"
         tokens, seconds = self._gains.mean(cell)
         with_streams = tokens - self.rate * (seconds + self.costs.streams)
-        if with_streams > 1 + copies.expected - self.rate * copies.seconds:
+        if with_streams > 1 + free.expected - self.rate * free.seconds:
             return True
         self._skipped[cell] += 1
         return bool(self._skipped[cell] % self.PROBE_AFTER == 0)
 
-    def _draft(self, root, logits, stop_ids, max_depth, history: _Generation, cell: int | None) -> _Draft:
+    def _draft(self, kind: str, root, logits, stop_ids, max_depth: int, copies: CopyHistory) -> _Draft:
         """The tree with the most expected tokens − λ · seconds."""
-        copies = history.copies
         # Behind this many nodes none pays that lies below λ times the cheapest way to add more; the
         # margin is for probabilities that are corrected upwards.
         least = np.minimum(0.5, 0.7 * self.rate * self._slopes)
         children = mixed_children(logits, copies, self._bias, self.num_nodes, float(least.min()))
         deepest = min(max_depth, self._lookup.max_depth)
         tree, found = grow_with_probabilities(root, self.num_nodes, children, stop_ids, deepest, least)
-        probabilities = self._reliable[cell is not None].corrected(found[1:])
+        probabilities = self._reliable[kind].corrected(found[1:])
         expected = np.concatenate([[0.0], np.cumsum(probabilities)])
         best = int(np.argmax(expected - self.rate * self._seconds[: tree.num_nodes]))
-        size = best + 1
-        return _Draft(tree.first(size), found[:size], float(expected[best]), self._seconds[best], cell)
+        kept, promised = tree.first(best + 1), found[: best + 1]
+        return _Draft(kind, logits, kept, promised, float(expected[best]), float(self._seconds[best]))
 
     def observe(self, draft: _Draft, tokens: Sequence[int]) -> None:
         """Take a draft's outcome: the tokens that its step emitted."""
-        spent = draft.seconds + (self.costs.streams if draft.cell is not None else 0.0)
+        fresh = draft.kind == "streams"
+        spent = draft.seconds + (self.costs.streams if fresh else 0.0)
         self._tokens = self.RATE_MEMORY * self._tokens + len(tokens)
         self._spent = self.RATE_MEMORY * self._spent + spent
         accepted = np.zeros(draft.tree.num_nodes, bool)
@@ -254,21 +264,45 @@ class AdaptiveDrafter:
         for token in tokens[:-1]:
             node = next(c for c in draft.tree.children(node) if draft.tree.tokens[c] == token)
             accepted[node] = True
-        self._reliable[draft.cell is not None].observe(draft.probabilities[1:], accepted[1:])
-        if draft.cell is not None:
-            self._gains.observe(draft.cell, len(tokens), draft.seconds)
+        self._reliable[draft.kind].observe(draft.probabilities[1:], accepted[1:])
+
+    def remember(self, cell: int, tokens: int, seconds: float) -> None:
+        """Take what fresh streams brought, the steps that were drafted with their rest included."""
+        self._gains.observe(cell, tokens, seconds)
 
 
 class _Generation:
-    """One generation's text for the drafter: what copies are taken from, and the draft that is out."""
+    """One generation for the drafter: what copies are taken from, the draft that is out, and the streams
+    of an earlier step that reach below the text's end: row j − 1 of a position predicts the j-th token
+    after the one that it decided, whether the tokens between were drafted right or not."""
 
     def __init__(self, drafter: AdaptiveDrafter, copies: CopyHistory) -> None:
         self.copies = copies
         self.pending: _Draft | None = None
+        self.leftover = NO_LOGITS
+        self._fresh: tuple[int, int, float] | None = None  # cell, tokens and seconds since fresh streams
         self._drafter = drafter
 
     def extend(self, tokens: Sequence[int]) -> None:
         if self.pending is not None:
             self._drafter.observe(self.pending, tokens)
+            self._count(self.pending, len(tokens))
+            self.leftover = self.pending.logits
             self.pending = None
+        self.leftover = self.leftover[len(tokens) :]
         self.copies.extend(tokens)
+
+    def _count(self, draft: _Draft, tokens: int) -> None:
+        """Add a step to what the latest fresh streams brought, or begin anew."""
+        if draft.kind == "leftover" and self._fresh is not None:
+            cell, before, seconds = self._fresh
+            self._fresh = cell, before + tokens, seconds + draft.seconds
+            return
+        self.finish()
+        self._fresh = (draft.cell, tokens, draft.seconds) if draft.kind == "streams" else None
+
+    def finish(self) -> None:
+        """Tell the drafter what the latest fresh streams brought."""
+        if self._fresh is not None:
+            self._drafter.remember(*self._fresh)
+        self._fresh = None

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from ss_device.bundle import Bundle
 from ss_device.decoding import Drafter
-from ss_device.draft_policy import AdaptiveDrafter, Experience, StepCosts
+from ss_device.draft_policy import KINDS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.errors import UserError
 from ss_device.files import read_json
 from ss_device.prompt_lookup import PromptLookup
@@ -101,7 +101,7 @@ def _choice(raw: dict) -> DraftChoice | AdaptiveChoice:
     experience = dict(raw["experience"])
     for name in ("gains", "trust"):
         experience[name] = tuple(tuple(pair) for pair in experience[name])
-    for name in ("copies", "streams"):
+    for name in KINDS:
         experience[name] = tuple(experience[name])
     return AdaptiveChoice(raw["num_nodes"], StepCosts(**costs), Experience(**experience))
 

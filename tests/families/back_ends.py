@@ -80,11 +80,11 @@ class MLXBackEnd(MLXStepModel):
 
     last_logits: np.ndarray
 
-    def step(self, tree, choose=None):
+    def step(self, tree, choose=None, defer=False):
         found, head = [], self.decoder.logits
         self.decoder.logits = lambda x: found.append(head(x)) or found[-1]
         try:
-            verified = super().step(tree, choose)
+            verified = super().step(tree, choose, defer)
         finally:
             del self.decoder.logits
         self.last_logits = np.array(found[0])

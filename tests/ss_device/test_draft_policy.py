@@ -97,6 +97,25 @@ def test_streams_that_bring_nothing_are_left_out_after_a_while():
     assert grown(again, streams, [1, 2, 3]).num_nodes == 1
 
 
+def test_what_is_left_of_streams_drafts_for_nothing():
+    """After a wrong first token the other streams still say what may follow."""
+    logits = np.zeros((4, VOCAB), np.float32)
+    logits[np.arange(4), [20, 21, 22, 23]] = 30.0
+    drafter, streams = AdaptiveDrafter(8, costs(), experience()), Asked(logits)
+    history = drafter.start([1, 2, 3])
+
+    def draft(root):
+        return drafter.grow(DeferredProposal(root, streams), NONE, 9, history).tokens.tolist()
+
+    assert draft(3) == [3, 20, 21, 22, 23] and streams.times == 1
+    history.extend([9])
+    assert draft(9) == [9, 21, 22, 23] and streams.times == 1
+    history.extend([21, 22, 5])  # two were right; below 5 no stream is left
+    assert draft(5)[:4] == [5, 20, 21, 22] and streams.times == 2
+    drafter.start([1])
+    assert drafter.experience().gains[0] == pytest.approx(((12 * 3 + 4) / 13, (12 * 0.012 + 0.027) / 13))
+
+
 def test_right_drafts_are_trusted_more():
     drafter = AdaptiveDrafter(8, costs(), experience(), streams="always")
     for _ in range(30):
