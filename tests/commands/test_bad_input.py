@@ -71,16 +71,15 @@ def test_truncated_adapter_tensors(refuses, own_models, tmp_path):
     refuses(ss_convert, *convert_arguments(own_models, tmp_path), says=says)
 
 
-def test_truncated_base_weights(refuses, own_models, tmp_path):
-    """The digest gives it away; with a digest made to match, the file itself does."""
+def test_truncated_and_changed_base_weights(refuses, own_models, tmp_path):
+    """The file itself gives a missing end away, the digest a changed weight."""
     file = own_models / "base" / "tiny-base" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
+    whole = file.read_bytes()
     arguments = convert_arguments(own_models, tmp_path)
-    refuses(ss_convert, *arguments, says=("was trained on base 'tiny-base'",))
-    base = open_base(file.parent)
-    adapter = random_adapter(base, SpeculativeConfig(num_streams=2, num_msa_layers=2))
-    save_adapter(adapter, base.architecture, own_models / "adapters" / "tiny")
+    file.write_bytes(whole[:-100])
     refuses(ss_convert, *arguments, says=("model.safetensors", "not a readable safetensors file"))
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    refuses(ss_convert, *arguments, says=("was trained on base 'tiny-base'",))
     assert not (tmp_path / "out").exists()
 
 

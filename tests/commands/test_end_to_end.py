@@ -30,6 +30,7 @@ KEYS = {
     "tokens_per_call",
     "seconds",
     "finish_reason",
+    "lossy_typical",
 }
 
 

@@ -33,7 +33,7 @@ sys.exit(main(sys.argv[2:]))
 KILLED_IN_MERGE = """
 import os, signal, sys
 from ss_convert.coreml import package
-package._copy_with_metadata = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+package.merge_specs = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 from ss_convert.command import main
 main(sys.argv[1:])
 """
