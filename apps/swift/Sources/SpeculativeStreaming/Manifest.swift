@@ -36,6 +36,8 @@ public struct CoreMLFunctions: Codable, Sendable, Equatable {
     public let chain: [PartLink]?
     /// Golden traces of the weights as the package stores them, where they differ from the base's.
     public let golden: String?
+    /// `baked`, or `inputs`: functions that adapters share, to which the host would pass an adapter's tensors.
+    public let lora: String?
 
     /// Paths of the packages inside the bundle, in the order in which they run.
     public var packages: [String] { parts.flatMap { $0.isEmpty ? nil : $0 } ?? [package] }

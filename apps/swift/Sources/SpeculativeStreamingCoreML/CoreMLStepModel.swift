@@ -35,6 +35,11 @@
             guard let functions = adapter.coreml else {
                 throw SpeculativeError.noCoreMLPackage(adapter: adapter.app)
             }
+            guard functions.lora != "inputs" else {
+                throw SpeculativeError.backEnd(
+                    "adapter '\(adapter.app)' is an input of its functions (ss-convert --lora inputs); "
+                        + "this library runs packages with --lora baked")
+            }
             let loaded = try await store.functions(functions, of: bundle, options)
             return try CoreMLStepModel(loaded.prefill, loaded.step, functions, adapter.config, options)
         }

@@ -124,6 +124,22 @@ import Testing
         }
     }
 
+    @Test func anAdapterThatIsAnInputIsRefused() async throws {
+        let tiny = try TinyBundle("bundle")
+        let folder = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
+        try FileManager.default.copyItem(at: tiny.bundle.url, to: folder)
+        defer { try? FileManager.default.removeItem(at: folder) }
+        try editFunctions(folder) { $0["lora"] = "inputs" }
+        let bundle = try SpeculativeBundle(contentsOf: folder, verifyingChecksums: true)
+        let adapter = try bundle.adapter()
+        let says =
+            "adapter 'tiny' is an input of its functions (ss-convert --lora inputs); "
+            + "this library runs packages with --lora baked"
+        await #expect(throws: SpeculativeError.backEnd(says)) {
+            _ = try await CoreMLStepModel.open(adapter, of: bundle, options: tiny.options)
+        }
+    }
+
     @Test func anUnchangedCopyOpens() throws {
         #expect(try refusal { try edit($0) { _ in } } == nil)
     }
