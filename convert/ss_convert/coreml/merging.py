@@ -62,8 +62,8 @@ def _description(spec: Model_pb2.Model, function: str, name: str) -> Model_pb2.F
 
 def _move_constants(function: MIL_pb2.Function, folder: Path, shared: SharedWeights) -> None:
     """Point a function's constants at their places in the shared file."""
-    for block in function.block_specializations.values():
-        for value in _values(block):
+    for name in sorted(function.block_specializations):
+        for value in _values(function.block_specializations[name]):
             if value.HasField("blobFileValue"):
                 blob = value.blobFileValue
                 blob.offset = shared.add(folder / Path(blob.fileName).name, blob.offset)
@@ -71,11 +71,15 @@ def _move_constants(function: MIL_pb2.Function, folder: Path, shared: SharedWeig
 
 
 def _values(block: MIL_pb2.Block) -> Iterator[MIL_pb2.Value]:
-    """Every value that stands in a block's operations, those of nested blocks included."""
+    """Every value that stands in a block's operations, those of nested blocks included.
+
+    By name: the maps of a protocol buffer have another order in every process, and the order decides where
+    a constant lies in the file.
+    """
     for operation in block.operations:
-        yield from operation.attributes.values()
-        for argument in operation.inputs.values():
-            for binding in argument.arguments:
+        yield from (operation.attributes[name] for name in sorted(operation.attributes))
+        for name in sorted(operation.inputs):
+            for binding in operation.inputs[name].arguments:
                 if binding.HasField("value"):
                     yield binding.value
         for nested in operation.blocks:
