@@ -46,7 +46,11 @@ def _add_base(commands) -> None:
     base.add_argument("recipe", type=Path, help="TOML recipe: tokenizer, shape, data mix, schedule")
     base.add_argument("--data", type=Path, required=True, help="folder that the recipe's paths are in")
     base.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
-    base.add_argument("--start", type=Path, metavar="BASE", help="go on from a base model's weights")
+    source = base.add_mutually_exclusive_group()
+    source.add_argument("--start", type=Path, metavar="BASE", help="go on from a base model's weights")
+    source.add_argument(
+        "--tokenizer", type=Path, metavar="BASE", help="take a base model's tokenizer, train none"
+    )
     base.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     base.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
     base.set_defaults(run=run_base)
@@ -268,8 +272,9 @@ def run_base(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe)
     with training_progress(recipe.name, arguments.json) as report:
         pretrain(
-            recipe, arguments.data, arguments.output, arguments.resume, report=report, start=arguments.start
-        )
+            recipe, arguments.data, arguments.output, arguments.resume, report=report,
+            start=arguments.start, tokenizer_of=arguments.tokenizer,
+        )  # fmt: skip
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Documents for pre-training: application rows, plain text and repeated random spans, as token ids."""
+"""Documents for pre-training, as token ids: application rows, another model's continuations of prompts
+(`ss-train distill`), plain text, repeated random spans."""
 
 from __future__ import annotations
 
@@ -64,6 +65,8 @@ def tokenized_documents(
     Application rows longer than `max_length` tokens are dropped (a cut completion would teach not to
     stop); plain text is cut into pieces of `max_length`.
     """
+    if source.kind == "continuations":
+        return _continuations(source, data, tokenizer, max_length)
     bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
     pairs = list(source_texts(source, data))
     prompts = tokenizer.encode_batch_fast([p for p, _ in pairs], add_special_tokens=False)
@@ -80,6 +83,25 @@ def tokenized_documents(
             documents.append(Document(piece, 0))
     if not documents:
         raise UserError(f"{data / source.path}: no document of at most {max_length} tokens")
+    return documents
+
+
+def _continuations(source: Source, data: Path, tokenizer: Tokenizer, max_length: int) -> list[Document]:
+    """Rows of `ss-train distill` (`prompt`, `completion_ids`) of at most `max_length` tokens."""
+    path, bos, documents = data / source.path, tokenizer.token_to_id(BOS), []
+    for row in read_json_lines(path):
+        prompt, completion = row.get("prompt"), row.get("completion_ids")
+        if not isinstance(prompt, str) or not isinstance(completion, list):
+            problem = UserError("expected 'prompt' and 'completion_ids', as `ss-train distill` writes them")
+            raise located(problem, row)
+        if any(not isinstance(i, int) or not 0 <= i < tokenizer.get_vocab_size() for i in completion):
+            problem = f"'completion_ids' are not ids of a tokenizer of {tokenizer.get_vocab_size()} tokens"
+            raise located(UserError(problem), row)
+        start = [bos, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+        if len(start) + len(completion) <= max_length:
+            documents.append(Document(np.array([*start, *completion], np.int32), len(start)))
+    if not documents:
+        raise UserError(f"{path}: no document of at most {max_length} tokens")
     return documents
 
 

@@ -103,12 +103,15 @@ def pretrain(
     checkpoint_minutes: float = 5.0,
     report: Callable[[dict], None] = lambda record: None,
     start: Path | None = None,
+    tokenizer_of: Path | None = None,
 ) -> None:
     """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
 
     Checkpoints and the log live in `<output>.run/`; `report` receives every log record
     (step, loss, lr, tokens, tokens/s, eta seconds). `start`: a Hugging Face folder of the recipe's
-    shape whose weights and tokenizer are the starting point. Raises UserError when it does not fit.
+    shape whose weights and tokenizer are the starting point. tokenizer_of: a Hugging Face folder whose
+    tokenizer is taken instead of training one, for a draft model, say. Raises UserError when one of
+    them does not fit the recipe.
     """
     # Sharp attention makes denormal probabilities, which CPUs multiply very slowly. Set before the
     # first parallel operation: worker threads inherit it.
@@ -117,8 +120,8 @@ def pretrain(
     if not resume:
         shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True, exist_ok=True)
-    if start is not None:
-        _copy_tokenizer(start, run / "tokenizer")
+    if start or tokenizer_of:
+        _copy_tokenizer(start or tokenizer_of, recipe, run / "tokenizer")
     tokenizer = _tokenizer(recipe, data, run)
     documents, plan = _plan(recipe, data, tokenizer, run)
     batches = plan[: recipe.schedule.last_step]
@@ -226,11 +229,20 @@ def _tokenizer(recipe: Recipe, data: Path, run: Path) -> Tokenizer:
     return train_tokenizer(recipe, data, folder)
 
 
-def _copy_tokenizer(start: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+def _copy_tokenizer(start: Path, recipe: Recipe, folder: Path) -> None:
+    names = ("tokenizer.json", "tokenizer_config.json")
+    for name in names:
         if not (start / name).is_file():
             raise UserError(f"{start}: {name} is missing")
+    tokenizer = Tokenizer.from_file(str(start / names[0]))
+    size = tokenizer.get_vocab_size()
+    if size != recipe.vocab_size:
+        raise UserError(f"{start}: the tokenizer has {size} tokens, the recipe says {recipe.vocab_size}")
+    for token in (BOS, EOS, PAD):
+        if tokenizer.token_to_id(token) is None:
+            raise UserError(f"{start}: the tokenizer has no token '{token}'")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
         shutil.copy(start / name, folder / name)
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from ss_device.errors import UserError
 
+KINDS = ("application", "continuations", "text", "repeat")
+
 
 @dataclass(frozen=True)
 class Source:
-    """One ingredient of the data mix. `kind`: application, text or repeat (see `corpus`)."""
+    """One ingredient of the data mix. `kind`: one of `KINDS` (see `corpus`)."""
 
     kind: str
     weight: float
@@ -19,6 +21,10 @@ class Source:
     app: str = ""
     exclude: tuple[str, ...] = ()
     until: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"source kind '{self.kind}' (expected {', '.join(KINDS)})")
 
 
 @dataclass(frozen=True)
@@ -92,5 +98,5 @@ def _record(kind: type, raw: dict, path: Path):
         raise UserError(f"{path}: unknown key '{unknown[0]}' (expected {', '.join(sorted(known))})")
     try:
         return kind(**raw)
-    except TypeError as error:
+    except (TypeError, UserError) as error:
         raise UserError(f"{path}: {error}") from error

@@ -8,6 +8,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from ss_device.errors import UserError
 from ss_device.training.corpus import BOS, EOS, PAD, source_texts
 from ss_device.training.recipe import Recipe
 
@@ -18,6 +19,11 @@ SPLIT = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
 
 def train_tokenizer(recipe: Recipe, data: Path, folder: Path) -> Tokenizer:
     """Train on a seeded sample of the recipe's texts (by source weight) and save into `folder`."""
+    if any(source.kind == "continuations" for source in recipe.sources):
+        raise UserError(
+            f"recipe '{recipe.name}': continuations are token ids of the model that wrote them; give its "
+            "folder with --tokenizer"
+        )
     rng = np.random.default_rng(recipe.seed)
     texts: list[str] = []
     for source in recipe.sources:

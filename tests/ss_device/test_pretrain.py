@@ -160,3 +160,45 @@ def test_bad_recipes_and_rows_are_named(recipe, tmp_path):
         pretrain(recipe, tmp_path, tmp_path / "out")
     with pytest.raises(UserError, match="no such recipe"):
         load_recipe(tmp_path / "none.toml")
+
+
+def test_a_draft_model_reads_continuations_with_another_models_tokenizer(recipe, tmp_path):
+    pretrain(recipe, tmp_path, tmp_path / "base")
+    rows = [{"prompt": f"{n} stones", "completion_ids": [5, 6, 7, 2]} for n in range(20)]
+    written = tmp_path / "own.jsonl"
+    written.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    text = RECIPE.replace('kind = "application"\napp = "sqlctx"', 'kind = "continuations"')
+    (tmp_path / "draft.toml").write_text(text.replace("rows.jsonl", "own.jsonl"))
+    draft = load_recipe(tmp_path / "draft.toml")
+    with pytest.raises(UserError, match="--tokenizer"):
+        pretrain(draft, tmp_path, tmp_path / "draft")
+    pretrain(draft, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
+    made, given = (tmp_path / name / "tokenizer.json" for name in ("draft", "base"))
+    assert made.read_bytes() == given.read_bytes()
+    documents, _ = module.load_plan(tmp_path / "draft.run/plan.safetensors")
+    endings = {tuple(d.ids[d.prompt_length :]) for d in documents if d.prompt_length < 20}
+    assert (5, 6, 7, 2) in endings
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "x"}, "ss-train distill"),
+        ({"prompt": "x", "completion_ids": [1, 320]}, "320 tokens"),
+    ],
+)
+def test_bad_continuations_are_named(recipe, tmp_path, row, words):
+    pretrain(recipe, tmp_path, tmp_path / "base")
+    (tmp_path / "own.jsonl").write_text(json.dumps(row) + "\n")
+    text = RECIPE.replace('kind = "application"\napp = "sqlctx"', 'kind = "continuations"')
+    (tmp_path / "draft.toml").write_text(text.replace("rows.jsonl", "own.jsonl"))
+    with pytest.raises(UserError, match=rf"own\.jsonl.*1.*{words}"):
+        draft = load_recipe(tmp_path / "draft.toml")
+        pretrain(draft, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
+    (tmp_path / "draft.toml").write_text(text.replace("continuations", "chapters"))
+    with pytest.raises(UserError, match="'chapters'"):
+        load_recipe(tmp_path / "draft.toml")
+    (tmp_path / "draft.toml").write_text(RECIPE.replace("vocab_size = 320", "vocab_size = 300"))
+    with pytest.raises(UserError, match="320 tokens, the recipe says 300"):
+        small = load_recipe(tmp_path / "draft.toml")
+        pretrain(small, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
