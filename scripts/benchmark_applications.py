@@ -3,15 +3,16 @@
     python -m scripts.benchmark_applications build/apps --data DATA --base models/base/ss-demo-base
 
 DATA holds <app>/valid.jsonl.gz and <app>/test.jsonl.gz for every adapter and prompts/mt_bench.jsonl.gz
-(first turns are asked). Prompts that leave no room in the context for the answer are passed over. Tuning
-is by validation prompts alone. Writes docs/benchmark_<app>.json, .md and
-.png, and the same for mt_bench. Close other programs first.
+(first turns are asked). From every file distinct prompts are drawn at random, with a fixed seed; those that
+leave no room in the context for the answer are passed over. Tuning is by validation prompts alone. Writes
+docs/benchmark_<app>.json, .md and .png, and the same for mt_bench. Close other programs first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import tempfile
 from collections.abc import Iterable
 from itertools import islice
@@ -22,6 +23,7 @@ from ss_device.json_lines import read_json_lines
 from ss_runtime.bench_command import main as ss_bench
 from ss_runtime.tokenization import load_tokenizer
 
+SEED = 0
 METHODS = "plain,mlx-lm,prompt-lookup,ss-lookup,ss,ss-tuned"
 
 
@@ -33,8 +35,10 @@ class Prompts:
         self._room = bundle.manifest.architecture.default_context - max_tokens
 
     def write(self, name: str, texts: Iterable[str], limit: int) -> Path:
-        """The first `limit` texts of at most context − max tokens."""
-        fitting = (text for text in texts if len(self._tokenizer.encode(text)) <= self._room)
+        """`limit` of the distinct texts of at most context − max tokens, drawn at random."""
+        distinct = list(dict.fromkeys(texts))
+        random.Random(SEED).shuffle(distinct)
+        fitting = (text for text in distinct if len(self._tokenizer.encode(text)) <= self._room)
         target = self._folder / f"{name}.jsonl"
         target.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in islice(fitting, limit)))
         return target

@@ -51,7 +51,7 @@ def score_model(
         report({"step": first + len(batch), "steps": len(order)})
     return {
         "app": app.name,
-        "model": str(lora or base_folder),
+        "model": Path(lora or base_folder).name,
         "prompts": len(prompts),
         "left_out_too_long": tests.left_out,
         **score(app.metric, texts, [q.references for q in tests.questions], app.over_references),
