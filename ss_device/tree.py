@@ -78,7 +78,7 @@ def root_only(token: int) -> DraftTree:
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Log-probabilities over the last axis in float32."""
-    shifted = logits.astype(np.float32) - logits.max(axis=-1, keepdims=True)
+    shifted = logits.astype(np.float32, copy=False) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
@@ -204,7 +204,7 @@ class StreamChildren:
         """Log-probabilities of all children, float32 [V]."""
         key = self._key(path)
         if key not in self._log_probs:
-            logits = self._logits[key[0]].astype(np.float32)
+            logits = self._logits[key[0]].astype(np.float32, copy=False)
             if self._bias is not None:
                 logits = logits + self._bias(path[-1])
             self._log_probs[key] = log_softmax(logits)
