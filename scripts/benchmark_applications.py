@@ -63,7 +63,8 @@ def measure(arguments: argparse.Namespace, app: str, prompts: Path, name: str) -
     command += ["--base", arguments.base, "--max-tokens", arguments.max_tokens]
     command += ["--dtype", "float32", "--output", output, "--plot", output.with_suffix(".png")]
     print(f"\n## {name} ({app})\n", flush=True)
-    run(*command, *(["--draft", arguments.draft] if arguments.draft else []))
+    draft = ["--draft", arguments.draft, "--draft-tokens", arguments.draft_tokens] if arguments.draft else []
+    run(*command, *draft)
 
 
 def main() -> None:
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--draft", type=Path, help="a small model's folder, for mlx-lm's draft decoding")
+    parser.add_argument("--draft-tokens", type=int, default=2, help="that it writes ahead")
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--tune-limit", type=int, default=40)

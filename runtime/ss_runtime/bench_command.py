@@ -70,6 +70,10 @@ def _parser() -> CommandParser:
     run.add_argument(
         "--draft", type=Path, metavar="DIR", help="a small model's folder, for draft-model methods"
     )
+    run.add_argument(
+        "--draft-tokens", type=positive, default=2, metavar="K",
+        help="tokens that mlx-lm-draft's small model writes ahead (default: %(default)s, mlx-lm's own)",
+    )  # fmt: skip
     run.add_argument("--repeat", type=positive, default=1, metavar="N", help="rounds over the prompts")
     run.add_argument("--output", type=Path, metavar="FILE", help="write JSON here and Markdown beside it")
     run.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG (needs matplotlib)")
@@ -128,7 +132,8 @@ def run_methods(arguments: argparse.Namespace) -> None:
     if unknown := [name for name in names if name not in methods.METHODS]:
         raise UserError(f"unknown method '{unknown[0]}' (known: {', '.join(methods.METHODS)})")
     bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
-    setting = methods.Setting(bundle, adapter, dtype, arguments.base, arguments.draft)
+    folders = arguments.base, arguments.draft
+    setting = methods.Setting(bundle, adapter, dtype, *folders, arguments.draft_tokens)
     opened = {name: methods.open_method(name, setting) for name in dict.fromkeys(names)}
     with progress(len(prompts) * len(opened) * arguments.repeat, "measuring") as advance:
         series = measurement.interleave(opened, prompts, max_tokens, arguments.repeat, advance)

@@ -41,13 +41,17 @@ Method = Callable[[Sequence[int], int], Run]
 
 @dataclass(frozen=True)
 class Setting:
-    """What the methods share. base, draft: Hugging Face folders, for methods that load one."""
+    """What the methods share. base, draft: Hugging Face folders, for methods that load one.
+
+    draft_tokens: how far mlx-lm's draft model writes ahead.
+    """
 
     bundle: Bundle
     adapter: BundledAdapter
     dtype: str
     base: Path | None = None
     draft: Path | None = None
+    draft_tokens: int = 2
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -177,6 +181,7 @@ def _mlx_lm(setting: Setting, with_draft: bool) -> Method:
             )
         options["draft_model"], _ = load(str(setting.draft), model_config=_old_rope_names(setting.draft))
         options["draft_model"].set_dtype(getattr(mx, setting.dtype))
+        options["num_draft_tokens"] = setting.draft_tokens
     tokenizer.eos_token_ids = set(setting.stop_ids)
 
     def run(prompt: Sequence[int], max_tokens: int) -> Run:
