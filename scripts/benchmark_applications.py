@@ -63,8 +63,9 @@ def measure(arguments: argparse.Namespace, app: str, prompts: Path, name: str) -
     command += ["--base", arguments.base, "--max-tokens", arguments.max_tokens]
     command += ["--dtype", "float32", "--output", output, "--plot", output.with_suffix(".png")]
     print(f"\n## {name} ({app})\n", flush=True)
-    draft = ["--draft", arguments.draft, "--draft-tokens", arguments.draft_tokens] if arguments.draft else []
-    run(*command, *draft)
+    if arguments.draft:
+        command += ["--draft", arguments.draft, "--draft-tokens", arguments.draft_tokens]
+    run(*command)
 
 
 def main() -> None:
