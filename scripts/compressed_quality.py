@@ -27,7 +27,7 @@ from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
 from ss_runtime.validate_command import main as ss_validate
 
 TREES = ("best-first:32",)
-FIGURES = {"exact_match": "exact match", "rougeLsum": "ROUGE-Lsum"}
+FIGURES = {"exact_match": "exact match", "rouge1": "ROUGE-1"}
 
 
 def main() -> int:

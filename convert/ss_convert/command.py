@@ -13,7 +13,7 @@ from rich.table import Table
 from ss_convert import sizes_command
 from ss_convert.audit import command as audit
 from ss_convert.conversion import Outcome, convert, existing_bundle, num_stages
-from ss_convert.coreml.options import CHOICES, PRESETS, PRUNE_OVER, WEIGHTS
+from ss_convert.coreml.options import CHOICES, PRESETS, PRUNE_OVER, WEIGHTS, CoreMLOptions
 from ss_convert.form import Form
 from ss_convert.planning import FUNCTION_DTYPES, TARGETS_OF, Plan, Request, plan_conversion
 from ss_device.bundle import Bundle
@@ -78,11 +78,14 @@ def _parser() -> CommandParser:
     add(
         "--mlxfn-dtype",
         choices=FUNCTION_DTYPES,
-        default=FUNCTION_DTYPES[0],
         help=f"arithmetic of exported MLX functions (default {FUNCTION_DTYPES[0]})",
     )
     add("--keep", type=positive, metavar="K", help="nodes left after early-exit pruning (default: all)")
-    add("--prune-over", choices=PRUNE_OVER, help="what early-exit scores are normalised over")
+    add(
+        "--prune-over",
+        choices=PRUNE_OVER,
+        help="what early-exit scores are normalised over (with pruning; default draft)",
+    )
     _add_form(parser.add_argument_group("Core ML package (with --into: as it is in the bundle)"))
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -111,26 +114,30 @@ def _add_form(group) -> None:
         help="prompt tokens per prefill call (default 64)",
     )
     add("--preset", choices=sorted(PRESETS), help="the form for an engine; the choices below override it")
-    add("--layout", choices=CHOICES["layout"], help="products as linear or as 1×1 convolution")
-    add("--attention", choices=CHOICES["attention"], help="products and softmax, or the fused operation")
+    for name, says in (
+        ("layout", "products as linear or as 1×1 convolution"),
+        ("attention", "products and softmax, or the fused operation"),
+        ("commit", "how accepted rows are moved to their slots"),
+    ):
+        add(f"--{name}", choices=CHOICES[name], help=f"{says} {_default(name)}")
     add(
         "--head-split",
         type=_count,
         metavar="V",
-        help="most outputs of a product of the head (0: all)",
+        help=f"most outputs of a product of the head, 0: all {_default('head_split')}",
     )
-    add("--commit", choices=CHOICES["commit"], help="how accepted rows are moved to their slots")
     add(
         "--pad-state",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="round the state's last dimension up to a multiple of 32",
+        help=f"round the state's last dimension up to a multiple of 32 {_default('pad_state')}",
     )
     add(
         "--prune-in-graph",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="early-exit pruning to --keep nodes inside the step",
+        default=None,
+        help="early-exit pruning inside the step, to --keep nodes or half of --nodes (default: where "
+        "--keep is below --nodes)",
     )
     add(
         "--parts",
@@ -162,6 +169,14 @@ def _add_form(group) -> None:
         default=None,
         help="the step returns the logits of all kept nodes and their streams, for sampling on the host",
     )
+
+
+def _default(name: str) -> str:
+    """What a choice of the graph is without a preset and with each."""
+    said = {None: getattr(CoreMLOptions, name), **{preset: form[name] for preset, form in PRESETS.items()}}
+    texts = {p: "on" if v is True else "off" if v is False else str(v) for p, v in said.items()}
+    presets = ", ".join(f"{texts[preset]} with {preset}" for preset in sorted(PRESETS))
+    return f"(default {texts[None]}; {presets})"
 
 
 def _count(text: str) -> int:
@@ -199,7 +214,6 @@ def _request(arguments: argparse.Namespace) -> Request:
         function_dtype=arguments.mlxfn_dtype,
         num_kept=arguments.keep,
         prune_over=arguments.prune_over,
-        preset=arguments.preset,
         prune_in_graph=arguments.prune_in_graph,
         form=Form(**{f.name: getattr(arguments, f.name, None) for f in fields(Form)}),
         golden_prompts=arguments.golden_prompts,

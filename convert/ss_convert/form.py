@@ -34,6 +34,7 @@ class Form:
     cuts: tuple[int, ...] | None = None
     lora: str | None = None
     lora_rank: int | None = None
+    preset: str | None = None
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -45,9 +46,16 @@ class Form:
 
 # How the options are called on the command line.
 FLAGS = {"num_nodes": "--nodes", "chunk": "--prefill"}
+# Choices that concern the packages alone; sizes are those of golden traces and other functions as well.
+COREML_ONLY = (*GRAPH_CHOICES, "weights", "embedding_weights", "parts", "lora", "lora_rank", "sampling")
 
 
-def resolve_form(form: Form, base: BaseFolder, preset: str | None = None) -> Form:
+def flag_of(name: str) -> str:
+    """The option that sets a field of `Form`."""
+    return FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
+def resolve_form(form: Form, base: BaseFolder) -> Form:
     """Every choice made: what the user said, else the preset's, else the defaults.
 
     Embedding and head are read row by row and are the most sensitive: int8 where the rest is compressed.
@@ -66,7 +74,7 @@ def resolve_form(form: Form, base: BaseFolder, preset: str | None = None) -> For
         "lora": "baked",
         "lora_rank": 0,
         **{name: getattr(CoreMLOptions, name) for name in GRAPH_CHOICES},
-        **(PRESETS[preset] if preset else {}),
+        **PRESETS.get(form.preset, {}),
     }
     said = {name: value for name, value in form.to_dict().items() if value is not None}
     return Form(**{**defaults, **said})
@@ -80,6 +88,6 @@ def form_of_bundle(bundle: Bundle, form: Form) -> Form:
         raise UserError(f"{bundle.path}: made by another version of ss-convert; convert all adapters again")
     for name, value in form.to_dict().items():
         if value is not None and value != raw[name]:
-            flag = FLAGS.get(name, "--" + name.replace("_", "-"))
+            flag = flag_of(name)
             raise UserError(f"{bundle.path}: was made with {flag} {raw[name]}, not {value}; leave it out")
     return Form(**{**raw, "cuts": tuple(raw["cuts"])})

@@ -26,8 +26,8 @@ def with_lora_rank(form: Form, adapters: Sequence[Adapter]) -> Form:
     for adapter in adapters:
         if adapter.config.mode != "shared":
             raise UserError(
-                f"adapter '{adapter.app}' has no LoRA (mode {adapter.config.mode}); --lora inputs is for "
-                "adapters of the shared mode"
+                f"adapter '{adapter.app}' is {adapter.config.mode}: no LoRA on the base's rows, which "
+                "is what --lora inputs passes; it is for adapters of the shared mode"
             )
     largest = max(adapter.config.lora_rank for adapter in adapters)
     rank = form.lora_rank or -(-largest // RANK_MULTIPLE) * RANK_MULTIPLE

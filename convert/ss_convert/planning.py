@@ -12,7 +12,7 @@ from ss_convert import golden
 from ss_convert.coreml.interface import function_names
 from ss_convert.coreml.options import CoreMLOptions, check_adapter
 from ss_convert.coreml.parts import part_names
-from ss_convert.form import Form, form_of_bundle, resolve_form
+from ss_convert.form import COREML_ONLY, Form, flag_of, form_of_bundle, resolve_form
 from ss_convert.lora_inputs import check_shared_functions, with_lora_rank
 from ss_device.adapter import Adapter, find_adapter, find_base, load_adapter
 from ss_device.base_model import BaseFolder, models_folder, open_base
@@ -34,7 +34,8 @@ BASE_FILE = "mlx/base.safetensors"
 class Request:
     """What the user asked for. Sizes in tokens; what is not in `form` takes the default that fits.
 
-    into: bundle that the adapters are added to, everything in it staying as it is.
+    into: bundle that the adapters are added to, everything in it staying as it is; prune_in_graph: None
+    where `num_kept` says it; function_dtype: arithmetic of exported MLX functions.
     """
 
     adapters: tuple[str, ...]
@@ -46,12 +47,10 @@ class Request:
     num_kept: int | None = None
     prune_over: str | None = None
     form: Form = Form()
-    preset: str | None = None
-    prune_in_graph: bool = True
+    prune_in_graph: bool | None = None
     golden_prompts: Path | None = None
     golden: bool = True
-    force: bool = False
-    function_dtype: str = FUNCTION_DTYPES[0]
+    function_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,11 +113,12 @@ def plan_conversion(request: Request) -> Plan:
         adapter.check_base(base)
     into = _open_into(request, base)
     targets = _targets(request, into)
+    _refuse_without_effect(request, targets)
     if "coreml" in targets:
         for adapter in adapters:
             check_adapter(adapter)
     form = (
-        resolve_form(request.form, base, request.preset)
+        resolve_form(request.form, base)
         if into is None
         else form_of_bundle(into, request.form)
     )
@@ -140,7 +140,7 @@ def plan_conversion(request: Request) -> Plan:
         form=form,
         golden=request.golden,
         inputs=_inputs_digest(request, planned, base, targets, into),
-        function_dtype=request.function_dtype,
+        function_dtype=request.function_dtype or FUNCTION_DTYPES[0],
     )
 
 
@@ -169,7 +169,7 @@ def _open_into(request: Request, base: BaseFolder) -> Bundle | None:
     """The bundle to extend, whole and made from this very base."""
     if request.into is None:
         return None
-    if request.preset is not None:
+    if request.form.preset is not None:
         raise UserError(f"{request.into}: has its form already; leave --preset out")
     bundle = open_bundle(request.into, verify=True)
     theirs, ours = bundle.manifest.base, base.identity
@@ -252,13 +252,9 @@ def _options(request: Request, adapter: Adapter, base: BaseFolder, form: Form) -
     longest, context = base.architecture.max_positions, form.context
     if context > longest:
         raise UserError(f"context {context} exceeds the {longest} positions of base '{base.identity.name}'")
-    nodes, kept = form.num_nodes, request.num_kept or form.num_nodes
-    if kept < nodes and not request.prune_in_graph:
-        raise UserError("--no-prune-in-graph keeps every node; leave --keep out")
-    if kept > nodes:
-        raise UserError(f"--keep {kept} exceeds the {nodes} nodes of --nodes")
+    nodes, kept = form.num_nodes, _num_kept(request, form.num_nodes)
     if kept < nodes and not adapter.config.pruning_rank:
-        raise UserError(f"adapter '{adapter.app}' has no pruning head, --keep needs one")
+        raise UserError(f"adapter '{adapter.app}' has no pruning head, which pruning (--keep) needs")
     if nodes > context:
         raise UserError(f"--nodes {nodes} exceeds the context of {context} tokens")
     return CoreMLOptions(
@@ -266,6 +262,37 @@ def _options(request: Request, adapter: Adapter, base: BaseFolder, form: Form) -
         num_kept=kept,
         prune_over=request.prune_over or "draft",
     )
+
+
+def _num_kept(request: Request, nodes: int) -> int:
+    """Nodes left after pruning: what --keep says; all, or half of them with --prune-in-graph."""
+    kept, prune = request.num_kept, request.prune_in_graph
+    if kept is None:
+        kept = max(1, nodes // 2) if prune else nodes
+    if kept > nodes:
+        raise UserError(f"--keep {kept} exceeds the {nodes} nodes of --nodes")
+    if kept < nodes and prune is False:
+        raise UserError("--no-prune-in-graph keeps every node; leave --keep out")
+    if kept == nodes and prune:
+        raise UserError(f"--prune-in-graph needs a --keep below the {nodes} nodes of --nodes")
+    if kept == nodes and request.prune_over is not None:
+        raise UserError("--prune-over is for early-exit pruning; add --keep")
+    return kept
+
+
+def _refuse_without_effect(request: Request, targets: tuple[str, ...]) -> None:
+    """UserError naming an option that says something of what is not among the targets."""
+    if request.function_dtype is not None and "mlxfn" not in targets:
+        raise UserError("--mlxfn-dtype is for --target mlxfn or all")
+    if "coreml" in targets:
+        return
+    said = [name for name in COREML_ONLY if getattr(request.form, name) is not None]
+    if said:
+        flag = flag_of(said[0])
+        raise UserError(f"{flag} is for Core ML packages, which --target {'/'.join(targets)} has none of")
+    if "mlxfn" not in targets and (request.num_kept or request.prune_in_graph):
+        flag = "--keep" if request.num_kept else "--prune-in-graph"
+        raise UserError(f"{flag} is for Core ML packages and exported MLX functions; add one to --target")
 
 
 def _inputs_digest(request, planned, base, targets, into) -> str:
@@ -282,7 +309,7 @@ def _inputs_digest(request, planned, base, targets, into) -> str:
             for p in planned
         ],
         "targets": sorted(targets),
-        "function_dtype": request.function_dtype if "mlxfn" in targets else None,
+        "function_dtype": (request.function_dtype or FUNCTION_DTYPES[0]) if "mlxfn" in targets else None,
         "golden": request.golden,
         "versions": library_versions(),
         "code": _code_digest(),

@@ -11,13 +11,15 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from ss_convert.coreml.options import WEIGHTS
+from ss_convert.disk import one_line_when_full
 from ss_convert.form import Form
 from ss_convert.planning import Plan, Request, plan_conversion
 from ss_convert.weight_source import WeightSource
 from ss_device.adapter import Adapter
 from ss_device.command_line import CommandParser, console, print_json, progress, size_text
 
-# What a package may weigh beyond its base and its adapters: tables, masks, alignment.
+# What a weight file may take beyond base and adapters: tables, masks, alignment. The description of the
+# functions (`model.mlmodel`, a fixed number of bytes per adapter) comes on top: see `packages`.
 ALLOWANCE = 0.03
 # Parts that the host reads from the adapter's own file.
 NOT_IN_PACKAGE = "markov."
@@ -28,7 +30,8 @@ def parser() -> CommandParser:
     made = CommandParser(
         prog="ss-convert sizes",
         description="Build Core ML packages of the first 1, 2, … adapters with every --weights in a "
-        "temporary folder and compare their weight files with what base and adapters take by themselves.",
+        "temporary folder and compare their weight files, and the packages whole, with what base and "
+        "adapters take by themselves.",
         example="ss-convert sizes --adapter sqlctx --adapter models/adapters/mine",
     )
     add = made.add_argument
@@ -68,15 +71,17 @@ def _plan(arguments: argparse.Namespace, form: str) -> Plan:
 
 
 def measure(plan: Plan, report=lambda text: None) -> dict:
-    """Bytes of one form: `base` and `own` from shapes alone, `merged` of the files that were written.
+    """Bytes of one form: `base` and `own` from shapes alone, `merged` and `packages` of what was written.
 
-    merged: entry i has the first i+1 adapters; limit: base + their own bytes + 3 %.
+    Entry i of a list has the first i+1 adapters. merged: weight files; packages: all files; over and
+    packages_over: share beyond base + own; within: no weight file is more than 3 % beyond.
     """
     from ss_convert import coreml_stage
 
     weights = WeightSource(plan.base)
-    merged = []
-    with tempfile.TemporaryDirectory(prefix="ss-convert-sizes-") as name:
+    merged, packages = [], []
+    place = Path(tempfile.gettempdir())
+    with one_line_when_full(place), tempfile.TemporaryDirectory(prefix="ss-convert-sizes-") as name:
         folder = Path(name)
         for planned in plan.adapters:
             report(f"{plan.form.weights} {planned.app}")
@@ -86,6 +91,8 @@ def measure(plan: Plan, report=lambda text: None) -> dict:
             fewer = replace(plan, adapters=plan.adapters[:count])
             functions = coreml_stage.merge(fewer, folder)
             merged.append(coreml_stage.sizes(fewer, folder, functions)["weight_bytes"])
+            files = (f for p in fewer.packages for f in (folder / p).rglob("*") if f.is_file())
+            packages.append(sum(file.stat().st_size for file in files))
     base = base_bytes(plan)
     own = {planned.app: own_bytes(planned.adapter) for planned in plan.adapters}
     sums = [base + sum(list(own.values())[: i + 1]) for i in range(len(own))]
@@ -95,9 +102,16 @@ def measure(plan: Plan, report=lambda text: None) -> dict:
         "base": base,
         "own": own,
         "merged": merged,
-        "over": [round(size / total - 1, 5) for size, total in zip(merged, sums, strict=True)],
+        "packages": packages,
+        "over": _beyond(merged, sums),
+        "packages_over": _beyond(packages, sums),
         "within": all(s <= t * (1 + ALLOWANCE) for s, t in zip(merged, sums, strict=True)),
     }
+
+
+def _beyond(sizes: list[int], sums: list[int]) -> list[float]:
+    """Shares by which sizes exceed what base and adapters take."""
+    return [round(size / total - 1, 5) for size, total in zip(sizes, sums, strict=True)]
 
 
 def base_bytes(plan: Plan) -> int:
@@ -121,15 +135,17 @@ def _print(rows: list[dict]) -> None:
     table = Table(box=SIMPLE)
     for column in ("weights", "base", *apps):
         table.add_column(column, justify="right" if column != "weights" else "left")
-    for count in range(1, len(apps) + 1):
-        table.add_column(f"package of {count}", justify="right")
-    table.add_column(f"≤ sum + {ALLOWANCE:.0%}")
+    for what in ("weights", "package"):
+        for count in range(1, len(apps) + 1):
+            table.add_column(f"{what} of {count}", justify="right")
+    table.add_column(f"weights ≤ sum + {ALLOWANCE:.0%}")
     for row in rows:
-        packages = [
+        sizes = [
             f"{size_text(size)} ({over:+.1%})"
-            for size, over in zip(row["merged"], row["over"], strict=True)
+            for kind, beyond in (("merged", "over"), ("packages", "packages_over"))
+            for size, over in zip(row[kind], row[beyond], strict=True)
         ]
         own = [size_text(row["own"][app]) for app in apps]
         within = "yes" if row["within"] else "no"
-        table.add_row(row["weights"], size_text(row["base"]), *own, *packages, within)
+        table.add_row(row["weights"], size_text(row["base"]), *own, *sizes, within)
     console().print(table)

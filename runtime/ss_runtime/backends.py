@@ -20,6 +20,7 @@ from pathlib import Path
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError, one_line
+from ss_runtime.coreml_model import open_coreml_model
 from ss_runtime.plain_base import has_streams
 
 DTYPES = {
@@ -96,14 +97,17 @@ def open_backend(
     dtype: str | None = None,
     stream_rows: str | None = None,
     quantize: str | None = None,
+    compute_units: str | None = None,
 ) -> StepModel:
     """The adapter's step model on a back end.
 
     stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here); quantize:
-    what MLX packs the base's matrices to (`QUANTIZATIONS`). Raises UserError when the back end is unknown,
-    is not to be had here, or a file is damaged.
+    what MLX packs the base's matrices to (`QUANTIZATIONS`); compute_units: engines that Core ML may use.
+    Raises UserError when the back end is unknown, is not to be had here, or a file is damaged.
     """
     check_backend(name, dtype)
+    if compute_units is not None and name != "coreml":
+        raise UserError(f"--compute-units is for back end 'coreml', not for '{name}'")
     if (reason := why_not(name, bundle, adapter)) is not None:
         raise UserError(f"back end '{name}': {reason}")
     if quantize is not None and name != "mlx":
@@ -118,9 +122,7 @@ def open_backend(
         return _open_reference(bundle, adapter, dtype)
     if name == "executor":
         return _open_executor(bundle, adapter, dtype)
-    from ss_runtime.coreml_model import open_coreml_model
-
-    return open_coreml_model(bundle, adapter)
+    return open_coreml_model(bundle, adapter, compute_units or "all")
 
 
 def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:

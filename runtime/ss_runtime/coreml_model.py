@@ -7,7 +7,10 @@ Core ML itself on a Mac and the reference executor everywhere else.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +27,9 @@ from ss_device.tree import DraftTree, root_only
 
 MASKED = np.float16(-1e4)
 NOTHING = np.zeros(0, np.int32)
+# Engines that Core ML may use, as coremltools calls them.
+COMPUTE_UNITS = {"all": "ALL", "ane": "CPU_AND_NE", "gpu": "CPU_AND_GPU", "cpu": "CPU_ONLY"}
+REFUSED = "not be able to run predict"
 
 
 class Engine(Protocol):
@@ -224,8 +230,13 @@ def open_executor_model(
     return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
 
 
-def open_coreml_model(bundle: Bundle, adapter: BundledAdapter) -> CoreMLStepModel:
-    """The adapter's package on Core ML. Raises UserError off macOS or when Core ML refuses it."""
+def open_coreml_model(
+    bundle: Bundle, adapter: BundledAdapter, compute_units: str = "all"
+) -> CoreMLStepModel:
+    """The adapter's package on Core ML. compute_units: which engines it may use (`COMPUTE_UNITS`).
+
+    Raises UserError off macOS or when Core ML refuses the package.
+    """
     functions = _functions(bundle, adapter)
     if sys.platform != "darwin":
         raise UserError(
@@ -233,7 +244,7 @@ def open_coreml_model(bundle: Bundle, adapter: BundledAdapter) -> CoreMLStepMode
             f"the same package here"
         )
     paths = [bundle.path / name for name in functions.packages]
-    engines = chained(functions, lambda part, name: _CoreMLEngine(paths[part], name))
+    engines = chained(functions, lambda part, name: _CoreMLEngine(paths[part], name, compute_units))
     architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
     return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
 
@@ -270,21 +281,37 @@ def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine])
 class _CoreMLEngine:
     """A function of a package on Core ML, through coremltools."""
 
-    def __init__(self, path, function: str) -> None:
+    def __init__(self, path: Path, function: str, compute_units: str) -> None:
         try:
+            from coremltools import ComputeUnit
             from coremltools.models import MLModel
         except ImportError as error:
             raise UserError("Core ML needs coremltools: pip install coremltools") from error
-        try:
-            self._model = MLModel(str(path), function_name=function)
-        except Exception as error:  # coremltools raises bare exceptions with Core ML's message
-            raise UserError(f"{path}: Core ML cannot load '{function}': {one_line(error)}") from error
+        self._path, self._function = path, function
+        units = ComputeUnit[COMPUTE_UNITS[compute_units]]
+        with self._one_line("load"), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self._model = MLModel(str(path), function_name=function, compute_units=units)
+        # A model that Core ML refuses is made all the same, with a warning that it cannot predict.
+        if refusals := [w.message for w in said if REFUSED in str(w.message)]:
+            raise UserError(f"{path}: Core ML cannot load '{function}': {one_line(refusals[0])}")
 
     def make_state(self):
-        return self._model.make_state()
+        with self._one_line("make a state for"):
+            return self._model.make_state()
 
     def predict(self, inputs, state):
-        return self._model.predict(dict(inputs), state=state)
+        with self._one_line("run"):
+            return self._model.predict(dict(inputs), state=state)
+
+    @contextmanager
+    def _one_line(self, action: str) -> Iterator[None]:
+        """coremltools raises bare exceptions with Core ML's message."""
+        try:
+            yield
+        except Exception as error:
+            what = f"{self._path}: Core ML cannot {action} '{self._function}'"
+            raise UserError(f"{what}: {one_line(error)}") from error
 
 
 def _functions(bundle: Bundle, adapter: BundledAdapter) -> CoreMLFunctions:

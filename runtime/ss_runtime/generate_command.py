@@ -33,6 +33,7 @@ from ss_runtime.backends import (
 )
 from ss_runtime.cache_options import add_cache_options, check_cache_options, with_cache
 from ss_runtime.chat_prompt import ChatPrompt
+from ss_runtime.coreml_model import COMPUTE_UNITS
 from ss_runtime.display import StepPrinter, totals_text
 from ss_runtime.generation import GenerationStep, Result, generate_steps, summarize
 from ss_runtime.plain_base import has_streams, plain_base
@@ -100,6 +101,7 @@ def _parser() -> CommandParser:
     add("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: MLX where it can run)")
     add("--dtype", choices=sorted(set(sum(DTYPES.values(), ()))), help="arithmetic of the back end")
     add("--quantize", choices=QUANTIZATIONS, help="MLX: pack the base to affine 4 or 8 bits, or mxfp4")
+    add("--compute-units", choices=tuple(COMPUTE_UNITS), help="engines that Core ML may use (default all)")
     add_cache_options(parser)
     add("--plain", action="store_true", help="no drafts: one token per call")
     add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
@@ -170,7 +172,9 @@ def open_session(
     if arguments.prompt_cache and name != "mlx":
         raise UserError(f"--prompt-cache holds keys and values of MLX, not of back end '{name}'")
     rows = fastest_stream_rows(adapter, drafter.num_nodes)
-    model = open_backend(name, bundle, adapter, arguments.dtype, rows, arguments.quantize)
+    model = open_backend(
+        name, bundle, adapter, arguments.dtype, rows, arguments.quantize, arguments.compute_units
+    )
     messages: list[dict] = []
     if name == "mlx" and (arguments.chat or arguments.prompt_cache):
         dtype = arguments.dtype or default_dtype(name)

@@ -14,6 +14,7 @@ from ss_device.command_line import CommandParser, console, positive, print_json,
 from ss_device.errors import UserError
 from ss_device.trace import Trace, load_traces
 from ss_runtime.backends import DTYPES, check_backend, default_dtype, open_backend, why_not
+from ss_runtime.coreml_model import COMPUTE_UNITS
 from ss_runtime.validation import TOLERANCES, Replay, golden_of, has_exact_weights, replay
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
@@ -40,6 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--dtype", "--arithmetic", choices=sorted(TOLERANCES), help="arithmetic where NAME gives none"
     )
+    parser.add_argument(
+        "--compute-units",
+        choices=tuple(COMPUTE_UNITS),
+        help="engines that back end coreml may use (default all)",
+    )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N prompts")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run_command(parser, validate, argv)
@@ -58,7 +64,8 @@ def validate(arguments: argparse.Namespace) -> int:
         for backend, dtype in [*wanted, *_exported(arguments, adapter)]:
             traces = golden_traces(bundle, adapter, arguments.limit, backend)
             if (reason := why_not(backend, bundle, adapter)) is None:
-                replays[name].append(validate_backend(bundle, adapter, traces, backend, dtype))
+                units = arguments.compute_units if backend == "coreml" else None
+                replays[name].append(validate_backend(bundle, adapter, traces, backend, dtype, units))
             elif arguments.backend:
                 raise UserError(f"back end '{backend}': {reason}")
             else:
@@ -80,6 +87,9 @@ def validate(arguments: argparse.Namespace) -> int:
 
 def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """(back end, arithmetic) pairs; unknown names are refused before anything is opened."""
+    named = {text.partition(":")[0] for text in arguments.backend or ()}
+    if arguments.compute_units and "coreml" not in named:
+        raise UserError("--compute-units is for --backend coreml")
     if not arguments.backend:
         return [(b, d) for b, d in DEFAULTS if arguments.dtype in (None, d)]
     wanted = []
@@ -115,13 +125,18 @@ def golden_traces(
 
 
 def validate_backend(
-    bundle: Bundle, adapter: BundledAdapter, traces: list[Trace], backend: str, dtype: str
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    traces: list[Trace],
+    backend: str,
+    dtype: str,
+    compute_units: str | None = None,
 ) -> Replay:
     """Open one back end and replay `traces` on it, with a progress bar."""
     started = time.perf_counter()
     found = Replay(backend, dtype, has_exact_weights(bundle, adapter, backend))
     with progress(len(traces) + 1, f"{backend} {dtype}") as advance:
-        model = open_backend(backend, bundle, adapter, dtype)
+        model = open_backend(backend, bundle, adapter, dtype, compute_units=compute_units)
         advance(f"{backend} {dtype}")
         replay(model, traces, found, advance=lambda _: advance(f"{backend} {dtype}"))
     found.seconds = time.perf_counter() - started

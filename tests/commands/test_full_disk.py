@@ -1,6 +1,7 @@
 """A disk that fills up or a kill in the middle: the earlier bundle stays whole, for new bundles and --into.
 
-The disk is simulated by the system's limit on file sizes: a write beyond it fails like one to a full disk.
+A small file system in memory where one can be mounted (needs root); everywhere the system's limit on file
+sizes: a write beyond it fails like one to a full disk.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,11 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 from ss_convert.command import main
 sys.exit(main(sys.argv[2:]))
+"""
+RUN = """
+import sys
+from ss_convert.command import main
+sys.exit(main(sys.argv[1:]))
 """
 KILLED_IN_MERGE = """
 import os, signal, sys
@@ -68,31 +75,95 @@ def arguments(models, app, *more) -> list[str]:
     return ["--adapter", app, "--models", str(models), "--no-golden", *map(str, more)]
 
 
-def run_python(program: str, *more) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", program, *map(str, more)], capture_output=True, text=True)
+def run_python(program: str, *more, temporary: Path | None = None) -> subprocess.CompletedProcess:
+    environment = os.environ | ({} if temporary is None else {"TMPDIR": str(temporary)})
+    command = [sys.executable, "-c", program, *map(str, more)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Callable[[int], Path]]:
+    """Mount a file system of that many kilobytes; it is gone with the test."""
+    mounted: list[Path] = []
+
+    def mount(kilobytes: int) -> Path:
+        place = tmp_path / f"disk{len(mounted)}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            pytest.skip(f"no file system can be mounted here: {error}")
+        if result.returncode:
+            pytest.skip(f"no file system can be mounted here: {result.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def assert_refused(result: subprocess.CompletedProcess, place: Path) -> None:
+    """Exit code 2 and one line that names the place."""
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith(f"error: {place}") and result.stderr.count("\n") == 1, result.stderr
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-# Too small for the base's weights in safetensors; for the package's weight file; for its model file.
-@pytest.mark.parametrize("limit", [20_000, 90_000, 125_000])
-def test_a_full_disk_is_one_line_and_the_earlier_bundle_stays(small_models, earlier, limit):
+# No file may be as large as this one is in the earlier bundle.
+@pytest.mark.parametrize("largest", ["base.safetensors", "model.mlmodel", "weight.bin"])
+def test_a_full_disk_is_one_line_and_the_earlier_bundle_stays(small_models, earlier, largest):
     before = contents(earlier)
+    [limit] = [len(content) - 1 for name, content in before.items() if name.endswith(largest)]
     result = run_python(LIMITED, limit, *arguments(small_models, "two", "--into", earlier))
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.stderr
+    assert_refused(result, earlier)
     assert contents(earlier) == before
     assert tuple(open_bundle(earlier, verify=True).manifest.adapters) == ("one",)
 
 
-def test_killed_while_adding_an_adapter_and_resumed(small_models, earlier, capsys):
+# Kilobytes left beside the earlier bundle: too few for a copy of its MLX files; for the new functions.
+@pytest.mark.parametrize("left", [40, 250])
+def test_a_disk_without_space_is_one_line_and_the_earlier_bundle_stays(
+    small_models, made, small_disk, left
+):
+    used = sum(-(-path.stat().st_size // 4096) * 4 + 4 for path in made.rglob("*"))
+    disk = small_disk(used + left)
+    earlier = Path(shutil.copytree(made, disk / "earlier"))
+    before = contents(earlier)
+    result = run_python(RUN, *arguments(small_models, "two", "--into", earlier))
+    assert_refused(result, earlier)
+    assert contents(earlier) == before
+    assert tuple(open_bundle(earlier, verify=True).manifest.adapters) == ("one",)
+
+
+def test_the_sizes_command_on_a_full_disk(small_models, small_disk):
+    disk = small_disk(150)
+    options = ("--adapter", "one", "--models", small_models, "--weights", "fp16")
+    assert_refused(run_python(RUN, "sizes", *options, temporary=disk), disk)
+    assert list(disk.iterdir()) == []
+
+
+def test_a_full_system_folder_for_temporary_files_matters_to_no_conversion(
+    small_models, small_disk, tmp_path
+):
+    options = ("--output", tmp_path / "out", "--nodes", 3, "--context", 16, "--target", "coreml")
+    result = run_python(RUN, *arguments(small_models, "one", *options), temporary=small_disk(8))
+    assert result.returncode == 0, result.stderr
+
+
+def test_killed_while_adding_an_adapter_and_resumed(small_models, earlier, tmp_path, capsys):
     before = contents(earlier)
     command = arguments(small_models, "two", "--into", earlier)
-    killed = run_python(KILLED_IN_MERGE, *command)
+    system = tmp_path / "system"
+    system.mkdir()
+    killed = run_python(KILLED_IN_MERGE, *command, temporary=system)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert contents(earlier) == before
+    assert contents(earlier) == before and list(system.iterdir()) == []
+    system.rmdir()
     assert ss_convert([*command, "--json"]) == 0
     assert '"reused": ["mlx", "coreml two"]' in capsys.readouterr().out
     assert sorted(open_bundle(earlier, verify=True).manifest.adapters) == ["one", "two"]
@@ -120,6 +191,14 @@ def test_a_damaged_bundle_is_not_extended(small_models, earlier, refuses):
 def test_refused_writes_are_known_by_number_text_and_cause():
     assert refused(OSError(errno.ENOSPC, "x")) == os.strerror(errno.ENOSPC)
     assert refused(RuntimeError("I/O error: (os error 28)")) == os.strerror(errno.ENOSPC)
+    copied = [("a", "b", "[Errno 28] No space left on device: 'b'")]
+    assert refused(shutil.Error(copied)) == os.strerror(errno.ENOSPC)
+    text = "filesystem error: cannot copy: No space left on device [a] [b]"
+    assert refused(RuntimeError(text)) == os.strerror(errno.ENOSPC)
+    text = "[MIL FileWriter]: Unknown error occurred while writing data to the file."
+    assert "coremltools was refused a write" in refused(RuntimeError(text))
+    text = "filesystem error: cannot copy: Input/output error [a] [b]"
+    assert "coremltools was refused a write" in refused(RuntimeError(text))
     try:
         try:
             raise OSError(errno.EDQUOT, "x")
@@ -127,4 +206,5 @@ def test_refused_writes_are_known_by_number_text_and_cause():
             raise ValueError("later") from error
     except ValueError as error:
         assert refused(error) == os.strerror(errno.EDQUOT)
+    assert refused(shutil.Error([("a", "b", "[Errno 13] Permission denied: 'b'")])) is None
     assert refused(OSError(errno.EACCES, "x")) is None and refused(ValueError("os error x")) is None

@@ -94,8 +94,8 @@ def test_generation_passes_the_chosen_adapter(shared, capsys):
 @pytest.mark.parametrize(
     ("apps", "options", "message"),
     [
-        (["lossless"], [], "adapter 'tiny' has no LoRA"),
-        (["a", "lossless"], [], "adapter 'tiny' has no LoRA"),
+        (["lossless"], [], "adapter 'tiny' is lossless: no LoRA on the base's rows"),
+        (["a", "lossless"], [], "adapter 'tiny' is lossless: no LoRA on the base's rows"),
         (["wide"], ["--lora-rank", "32"], "'wide' has LoRA of rank 40, the functions take 32"),
         (["a", "longer"], [], "'a' and 'longer' differ in num_streams (2, 3)"),
         (["a"], ["--parts", "2"], "leave --parts out"),

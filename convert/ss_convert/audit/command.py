@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ss_convert.audit.devices import DEFAULTS, DEVICES, Device, device_named
 from ss_device.command_line import CommandParser, console, print_json, size_text
-from ss_device.errors import UserError
+from ss_device.errors import UserError, one_line
 
 ENGINES = ("ane", "gpu")
 SHOWN_HAZARDS = 30
@@ -31,12 +31,12 @@ def parser() -> CommandParser:
     add(
         "--engine",
         choices=ENGINES,
-        help="engine it is meant for (default: by its attention)",
+        help="engine it is meant for (default: by its attention form, ane where that is unknown)",
     )
     add("--device", metavar="NAME", help=f"figures to estimate with: {', '.join(sorted(DEVICES))}")
     add("--bandwidth", type=_positive, metavar="GB/S", help="your own figure in place of the device's")
     add("--compute", type=_positive, metavar="TFLOP/S", help="your own figure in place of the device's")
-    add("--overhead", type=_positive, metavar="MS", help="per call; 0 by default")
+    add("--overhead", type=_not_negative, metavar="MS", help="per call (default: the device's, 0)")
     add("--html", type=Path, metavar="FILE", help="also write a report with plots")
     add("--json", action="store_true", help="print one JSON object")
     return made
@@ -75,18 +75,28 @@ def with_placement(found, source: Path, tools=None):
 
 
 def _engine_of(source: Path) -> str:
-    """The engine that a bundle's attention was made for."""
+    """The engine that the attention of a bundle or of a package of ss-convert was made for; else `ane`."""
+    from ss_convert.coreml.executor import ExecutorError, load_package
     from ss_device.bundle import MANIFEST, open_bundle
 
+    graphs = []
     if (source / MANIFEST).is_file():
-        for entry in open_bundle(source).manifest.adapters.values():
-            if entry.coreml is not None and entry.coreml.graph.get("attention") == "fused":
-                return "gpu"
-    return "ane"
+        entries = open_bundle(source).manifest.adapters.values()
+        graphs = [entry.coreml.graph for entry in entries if entry.coreml is not None]
+    elif source.suffix == ".mlpackage":
+        try:
+            graphs = [load_package(source).metadata]
+        except ExecutorError as error:
+            raise UserError(one_line(error)) from error
+    return "gpu" if any(graph.get("attention") == "fused" for graph in graphs) else "ane"
 
 
 def _device(arguments: argparse.Namespace, engine: str) -> Device:
     device = device_named(arguments.device or DEFAULTS[engine])
+    if device.engine != engine:
+        raise UserError(
+            f"--device {device.name} has figures of engine '{device.engine}', the audit is for '{engine}'"
+        )
     own = {n: getattr(arguments, n) for n in ("bandwidth", "compute", "overhead")}
     said = {name: value for name, value in own.items() if value is not None}
     if said:
@@ -95,12 +105,19 @@ def _device(arguments: argparse.Namespace, engine: str) -> Device:
 
 
 def _positive(text: str) -> float:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _not_negative(text: str) -> float:
     try:
         value = float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number") from error
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
     return value
 
 
@@ -108,7 +125,8 @@ def _print(found) -> None:
     screen, device = console(), found.device
     screen.print(
         f"{found.source}: engine {found.engine}; estimates from {device.bandwidth:g} GB/s, "
-        f"{device.compute:g} TFLOP/s ({device.name}: {device.source}); nothing was measured on a device",
+        f"{device.compute:g} TFLOP/s ({device.name}: {device.source}); measured on a device: "
+        f"{'what stands behind on this Mac' if any(p.placement for p in found.packages) else 'nothing'}",
         markup=False,
         soft_wrap=True,
     )
@@ -121,7 +139,7 @@ def _print_package(screen, package) -> None:
     own = ", ".join(f"{app} {size_text(count)}" for app, count in package.own_bytes.items())
     lines = (
         f"{package.path}: weights {size_text(package.weight_bytes)} ({sizes})",
-        f"  read by several adapters {size_text(package.shared_bytes)}; by one alone: {own}",
+        f"  base and tables {size_text(package.shared_bytes)}; of one adapter alone: {own}",
         f"  state {size_text(package.state_bytes)}",
     )
     for line in lines:
@@ -131,7 +149,7 @@ def _print_package(screen, package) -> None:
         counts = ", ".join(f"{op} {count}" for op, count in function.operations.items())
         screen.print(f"  {function.name}: {counts}", markup=False, soft_wrap=True)
     for name, places in package.placement.items():
-        screen.print(f"  {name} on this Mac: {places}", markup=False, soft_wrap=True)
+        screen.print(f"  {name} on this Mac: {_places_text(places)}", markup=False, soft_wrap=True)
     screen.print(f"{len(package.hazards)} hazards", markup=False)
     for hazard in package.hazards[:SHOWN_HAZARDS]:
         screen.print(
@@ -142,6 +160,16 @@ def _print_package(screen, package) -> None:
         )
     if len(package.hazards) > SHOWN_HAZARDS:
         screen.print(f"  and {len(package.hazards) - SHOWN_HAZARDS} more (--json lists all)")
+
+
+def _places_text(places: dict) -> str:
+    """One function's placement: time, operations and cost by device, what runs on the CPU."""
+    devices = ", ".join(
+        f"{device} {count} operations ({places['cost_shares'].get(device, 0.0):.1%} of the estimated cost)"
+        for device, count in places["devices"].items()
+    )
+    moved = ", ".join(f"{op} {count}" for op, count in places["on_cpu"].items()) or "none"
+    return f"{1e3 * places['seconds']:.3f} ms; {devices}; on the CPU: {moved}"
 
 
 def _function_table(package) -> Table:

@@ -12,13 +12,20 @@ from ss_convert.coreml.executor.graph import Operation
 
 HEAVY = ("linear", "matmul", "conv", "conv_transpose", "einsum", "scaled_dot_product_attention")
 LAYER = re.compile(r"layers_(\d+)_")
+# What belongs to an adapter, by the names that the builder gives its constants.
+ADAPTER_KINDS = (
+    ("LoRA", re.compile(r"^lora_")),
+    ("stream parts", re.compile(r"^stream_")),
+    ("pruning head", re.compile(r"^pruning_")),
+)
 KINDS = (
-    ("embedding and head", re.compile(r"^(embed|head)")),
+    *ADAPTER_KINDS,
+    ("embedding and head", re.compile(r"^(embed|head|positions)")),
     ("attention", re.compile(r"_attn_[a-z]+_(weight|bias)")),
     ("feed-forward", re.compile(r"_mlp_[a-z0-9]+_(weight|bias)")),
     ("norms", re.compile(r"norm")),
 )
-OTHER_KIND = "adapter parts and tables"
+OTHER_KIND = "tables and masks"
 # Operations per element of what is no product: exponentials and square roots count as one.
 PER_ELEMENT = {"softmax": 5, "layer_norm": 6, "silu": 4, "gelu": 8, "reduce_argmax": 1, "rsqrt": 2}
 NO_ARITHMETIC = (
@@ -152,10 +159,15 @@ def bytes_by_kind(views: list[View]) -> dict[str, int]:
     return dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
 
-def blob_bytes(view: View) -> dict[tuple, int]:
-    """Key → bytes of every piece of the weight file that a function reads."""
+def is_of_adapter(constant: Stored) -> bool:
+    """Whether a constant is a tensor of an adapter."""
+    return any(pattern.search(constant.name) for _, pattern in ADAPTER_KINDS)
+
+
+def blob_bytes(view: View) -> dict[tuple, tuple[int, bool]]:
+    """Key → bytes of every piece of the weight file that a function reads, and whether an adapter's."""
     return {
-        piece.key: bytes_of(piece.type)
+        piece.key: (bytes_of(piece.type), is_of_adapter(constant))
         for constant in view.constants()
         for piece in constant.pieces
         if piece.key[0] == "blob"

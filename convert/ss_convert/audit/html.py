@@ -28,9 +28,15 @@ def to_html(audit: Audit) -> str:
         f"<h1>Audit of {escape(audit.source)}</h1>",
         f"<p>Engine <b>{escape(audit.engine)}</b>; estimates from {device.bandwidth:g} GB/s, "
         f"{device.compute:g} TFLOP/s, {device.overhead:g} ms per call ({escape(device.name)}: "
-        f"{escape(device.source)}). Nothing here was measured on a device.</p>",
+        f"{escape(device.source)}). {_measured(audit)}</p>",
     ]
     return "".join(parts + [_package(package) for package in audit.packages]) + "</html>\n"
+
+
+def _measured(audit: Audit) -> str:
+    if any(package.placement for package in audit.packages):
+        return "Only what stands under 'On this Mac' was measured."
+    return "Nothing here was measured on a device."
 
 
 def bars(values: Mapping[str, float], colour: str, text) -> str:
@@ -61,7 +67,7 @@ def _package(package: PackageAudit) -> str:
             bars(package.kinds, COLOURS["weights"], lambda v: size_text(int(v))),
             "<h3>Weights by adapter</h3>",
             bars(
-                {"shared": package.shared_bytes, **package.own_bytes},
+                {"base and tables": package.shared_bytes, **package.own_bytes},
                 COLOURS["weights"],
                 lambda v: size_text(int(v)),
             ),
@@ -107,9 +113,17 @@ def _function(function: FunctionAudit) -> str:
 def _placement(package: PackageAudit) -> str:
     if not package.placement:
         return ""
-    rows = "".join(
-        f"<tr><td>{escape(name)}<td>{escape(device)}<td class='n'>{count}</tr>"
-        for name, found in package.placement.items()
-        for device, count in found["devices"].items()
-    )
-    return f"<h3>Placement by Core ML's compute plan</h3><table>{rows}</table>"
+    parts = ["<h3>On this Mac: Core ML's compute plan, and the median time of a call on zeros</h3>"]
+    for name, found in package.placement.items():
+        moved = ", ".join(f"{escape(op)} {count}" for op, count in found["on_cpu"].items()) or "none"
+        parts.append(
+            f"<h3>{escape(name)}: {1e3 * found['seconds']:.3f} ms</h3>"
+            f"<table><tr><th>device<th>operations<th>share of the estimated cost</tr>"
+        )
+        parts += [
+            f"<tr><td>{escape(device)}<td class='n'>{count}"
+            f"<td class='n'>{found['cost_shares'].get(device, 0.0):.1%}</tr>"
+            for device, count in found["devices"].items()
+        ]
+        parts.append(f"</table><p>Operations on the CPU: {moved}.</p>")
+    return "".join(parts)

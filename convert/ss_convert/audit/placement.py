@@ -54,7 +54,9 @@ def placement(package: Path, functions: dict, engine: str, tools=None) -> dict[s
             found[name] = _devices(plan, structure.block.operations)
             found[name]["seconds"] = _time(tools.model(package, name, engine), function)
         return found
-    except (RuntimeError, ValueError, OSError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # coremltools raises bare exceptions with Core ML's message
         raise UserError(f"{package}: Core ML refused it ({one_line(error)})") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,8 +39,8 @@ class FunctionAudit:
 
 @dataclass(frozen=True)
 class PackageAudit:
-    """One package. own_bytes: bytes of the weight file that only this adapter's functions read;
-    shared_bytes: those that several adapters read."""
+    """One package. own_bytes: bytes of the weight file that belong to one adapter alone; shared_bytes: the
+    base, tables and what several adapters read."""
 
     path: str
     weight_bytes: int
@@ -98,7 +99,7 @@ def audit(source: Path, engine: str, device: Device) -> Audit:
 
 
 def package_sizes(paths: Sequence[Path], apps: dict[str, str]) -> dict:
-    """Bytes of the packages' weight files: all, by kind, those that several adapters read, each one's own.
+    """Bytes of the packages' weight files: all, by kind, base and tables, each adapter's own.
 
     paths: the package, or those of all parts, whose files are also told one by one; apps: function
     name → application.
@@ -137,7 +138,7 @@ def _owners(source: Path) -> dict[Path, dict[str, str]]:
 def _package(source: Path, path: Path, apps: dict, engine: str, device: Device) -> PackageAudit:
     package = load_package(path)
     views = [view(function) for function in package.functions.values()]
-    own, shared = _shares(views, apps)
+    own, shared = _shares(views, apps or _apps_of(package.metadata))
     states = {name: s for v in views for name, s in v.function.states.items()}
     return PackageAudit(
         path=str(path.relative_to(source)) if path != source else path.name,
@@ -159,12 +160,14 @@ def _function(seen: View, device: Device) -> FunctionAudit:
 
 
 def _shares(views: list[View], apps: dict[str, str]) -> tuple[dict[str, int], int]:
-    """Bytes of the weight file by the adapter that alone reads them, and those read by several.
+    """Bytes of the weight file that belong to one adapter, and all others.
 
-    With one adapter everything is its own, so nothing can be told apart.
+    An adapter's own: its tensors by their names, unless another adapter has the same; where there are
+    several adapters also tables that only its functions read. Functions that belong to no adapter count
+    as one each.
     """
     readers: dict[tuple, set[str]] = {}
-    sizes: dict[tuple, int] = {}
+    sizes: dict[tuple, tuple[int, bool]] = {}
     for seen in views:
         blobs = blob_bytes(seen)
         sizes |= blobs
@@ -172,6 +175,18 @@ def _shares(views: list[View], apps: dict[str, str]) -> tuple[dict[str, int], in
             readers.setdefault(key, set()).add(apps.get(seen.function.name, seen.function.name))
     own: dict[str, int] = dict.fromkeys(sorted({a for names in readers.values() for a in names}), 0)
     for key, names in readers.items():
-        if len(names) == 1:
-            own[next(iter(names))] += sizes[key]
-    return own, sum(sizes.values()) - sum(own.values())
+        count, of_adapter = sizes[key]
+        if len(names) == 1 and (of_adapter or len(own) > 1):
+            own[next(iter(names))] += count
+    return own, sum(count for count, _ in sizes.values()) - sum(own.values())
+
+
+def _apps_of(metadata: dict[str, str]) -> dict[str, str]:
+    """Function name → application by what a package of ss-convert says of itself; {} for others."""
+    apps: dict[str, str] = {}
+    for key, text in metadata.items():
+        if key.startswith("adapter."):
+            entry, app = json.loads(text), key.removeprefix("adapter.")
+            for name in (entry["prefill"], entry["step"]):
+                apps[name] = f"{apps[name]}, {app}" if name in apps else app
+    return apps

@@ -1,7 +1,8 @@
 """Placement hazards: rules about what leaves an engine, fails on it or is slow there, with their sources.
 
-None of them was observed by this project: they are leads from documentation and public reports, and each
-names where it comes from. `audit --engine` chooses which apply.
+No device has confirmed them here: they are leads from documentation, from public reports, and two from
+what coremltools itself refuses when it converts; each names where it comes from, and says so where reports
+disagree. `audit --engine` chooses which apply.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ def hazards(views: list[View], engine: str, weight_bytes: int) -> list[Hazard]:
                 )
     if weight_bytes > MAX_FILE and engine == "ane":
         detail = f"the weight file has {weight_bytes / 1e9:.2f} GB"
-        source = "reports of iOS apps: a file above about 1 GB silently leaves the ANE"
+        source = (
+            "Anemll/Anemll issue 28: 1 GB on iOS 18, 2 GB on macOS; apple/coremltools pull request 2593 "
+            "quotes the ANE compiler's own limit of 2147483648 bytes"
+        )
         found.append(Hazard("large-file", LEAVES, "all", "file", "weight.bin", detail, source))
     return found
 
@@ -212,7 +216,9 @@ ANE, GPU = ("ane",), ("gpu",)
 BOTH = ("ane", "gpu")
 RULES = (
     Rule("cpu-op", ANE, LEAVES, "top-k, gather, argmax run on the CPU: keep them at the ends",
-         "reports on ANE decoders (Anemll, CoreML-LLM)", _cpu_in_the_middle),
+         "apple/coremltools issue 1103 (gather as slow on all units as on the CPU); apple/coreai-torch "
+         "issues 66 (a top-k beside the ANE: 1.75 ms) and 116 (argmax wrong off the CPU)",
+         _cpu_in_the_middle),
     Rule("scatter", BOTH, FAILS, "scatter by index vector into a state",
          "run with coremltools 9.0: does not convert; packages of others may hold it", _scatters),
     Rule("int4-blocks", ANE, LEAVES, "int4 per block falls back to the CPU",
@@ -226,13 +232,17 @@ RULES = (
     Rule("conv", GPU, SLOWER, "linear instead of 1×1 convolutions",
          "Apple, On Device Llama 3.1 with Core ML (2024): linear layers on the GPU", _convolutions),
     Rule("fused-attention", ANE, LEAVES, "explicit products and softmax instead of the fused operation",
-         "reports on ANE decoders; reports disagree", _fused_attention),
+         "vx-lang/Vx issue 437 (compute plans: fp16 attention below about two million elements goes to the "
+         "CPU); kasper0406/stablehlo-coreml pull request 110 saw it on the ANE: reports disagree",
+         _fused_attention),
     Rule("explicit-attention", GPU, SLOWER, "the fused attention operation instead of products and softmax",
          "Apple, On Device Llama 3.1 with Core ML (2024)", _explicit_attention),
     Rule("not-finite", BOTH, FAILS, "masks with a finite value (-1e4), never -inf",
-         "reports on ANE decoders: -inf turns into not-a-number in fp16", _infinite_constants),
+         "apple/coremltools pull request 2669, cactus-compute/cactus pull request 734: rows that are "
+         "masked whole become not-a-number in fp16", _infinite_constants),
     Rule("wide-head", ANE, LEAVES, "heads of big vocabularies split into parts of at most 16384",
-         "reports on ANE decoders (Anemll splits its heads)", _wide_heads),
+         "sbryngelson/ANEForge pull request 240: no dimension above 16384 on A13 to A15 and an M2 Pro, "
+         "above 65536 from A16 on", _wide_heads),
     Rule("update-rows", BOTH, FAILS, "slice_update at a runtime position works at 32 rows, failed at 128",
          "Anemll issue 27", _update_rows),
     Rule("float32", ANE, LEAVES, "the ANE computes in fp16 only",

@@ -205,6 +205,8 @@ def package_metadata(
         "chunk": str(shared.chunk),
         "weights": shared.weights,
         "embedding_weights": shared.embedding_weights,
+        "lora": shared.lora,
+        **({"lora_rank": str(shared.lora_rank)} if shared.lora == "inputs" else {}),
         **{name: str(value) for name, value in shared.graph.items()},
         **{f"adapter.{app}": json.dumps(entry) for app, entry in entries.items()},
     }

@@ -184,7 +184,7 @@ class Decoder:
         bias = self.weight(f"{path}.bias") if name in self.architecture.biases else None
         out = self.layout.product(rows, self.matrix(f"{path}.weight"), bias)
         if (lora := self.weights.lora(path)) is not None:
-            out = mb.add(x=out, y=self.low_rank(rows, *lora))
+            out = mb.add(x=out, y=self.low_rank(f"lora.{path}", rows, *lora))
         return out if correction is None else correction(layer, name, rows, out)
 
     def keys_values(self, layer: int, normed, rotary, correction: Correction | None = None):
@@ -226,16 +226,20 @@ class Decoder:
         out = self.project(layer, "o", self.layout.from_heads(mixed), correction)
         return self.post_norm(out, f"layers.{layer}.attn_post_norm"), (k, v)
 
-    def low_rank(self, rows, down, up, scale=1.0):
-        """scale · up(down(rows)), no activation. down [r, in], up [out, r]: fp16, constants or inputs."""
+    def low_rank(self, name: str, rows, down, up, scale=1.0):
+        """scale · up(down(rows)), no activation. down [r, in], up [out, r]: fp16, constants or inputs.
+
+        name: what the constants are called in the package.
+        """
         if not isinstance(down, np.ndarray):
             return self._low_rank_of_inputs(rows, down, up, scale)
         scaled = up.astype(np.float32) * np.float32(scale)
         exact = np.array_equal(scaled.astype(np.float16).astype(np.float32), scaled)
         factor = scaled.astype(np.float16) if exact else up
         ones = (1,) * self.layout.trailing
-        inner = self.layout.product(rows, down.reshape(down.shape + ones))
-        out = self.layout.product(inner, factor.reshape(factor.shape + ones))
+        first = self.constant(f"{name}.down", lambda: down.reshape(down.shape + ones))
+        second = self.constant(f"{name}.up", lambda: factor.reshape(factor.shape + ones))
+        out = self.layout.product(self.layout.product(rows, first), second)
         # A scale that is no power of two would round every weight; rounding the scale alone is closer.
         return out if exact else mb.mul(x=out, y=np.float16(scale))
 

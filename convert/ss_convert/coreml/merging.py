@@ -13,6 +13,7 @@ from pathlib import Path
 from coremltools.models.utils import load_spec, save_spec
 from coremltools.proto import MIL_pb2, Model_pb2
 
+from ss_convert.coreml.compact import compact
 from ss_convert.coreml.shared_weights import SharedWeights
 
 WEIGHTS = "Data/com.apple.CoreML/weights"
@@ -41,6 +42,7 @@ def merge_specs(
             program = merged.mlProgram.functions[name]
             program.CopyFrom(spec.mlProgram.functions[function])
             _move_constants(program, package / WEIGHTS, shared)
+            compact(program)
     path = folder / "merged.mlpackage"
     save_spec(merged, str(path), weights_dir=str(weights))
     return path

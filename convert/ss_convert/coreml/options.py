@@ -18,9 +18,10 @@ CHOICES = {
     "attention": ("explicit", "fused"),
     "commit": ("one-hot", "gather"),
     "lora": ("baked", "inputs"),
+    "preset": ("none", "ane", "gpu"),
 }
 # What a package says of its graph beside sizes and weights.
-GRAPH_CHOICES = ("layout", "attention", "head_split", "commit", "pad_state")
+GRAPH_CHOICES = ("preset", "layout", "attention", "head_split", "commit", "pad_state")
 # Forms for an engine (PLATFORM: Core ML); the defaults of CoreMLOptions are what both engines take.
 PRESETS = {
     "ane": {
@@ -56,7 +57,8 @@ class CoreMLOptions:
     dimension rounded up to a multiple of 32; cuts: first layers of all parts but the first (`parts.py`).
 
     lora: an adapter's tensors as constants of its own functions (`baked`), or as `inputs` of functions that
-    all adapters of the package share, LoRA padded to lora_rank (`ss_device/adapter_inputs.py`).
+    all adapters of the package share, LoRA padded to lora_rank (`ss_device/adapter_inputs.py`); preset:
+    which of `PRESETS` the choices began with, for the record alone.
     """
 
     num_nodes: int = 32
@@ -75,6 +77,7 @@ class CoreMLOptions:
     cuts: tuple[int, ...] = ()
     lora: str = "baked"
     lora_rank: int = 0
+    preset: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "num_kept", "context", "chunk"):

@@ -13,9 +13,9 @@ from unittest import mock
 
 import coremltools as ct
 from coremltools.converters.mil.mil import Program
-from coremltools.models.utils import load_spec
 
 from ss_convert.coreml.merging import merge_specs
+from ss_convert.disk import temporary_files_in
 
 # The graph is built as it should run, so only clean-up and what states need is applied: fusions could
 # change an order of operations, and every pass costs a check of the whole program.
@@ -44,25 +44,17 @@ def save_package(
 
 def save_functions(programs: Mapping[str, Program], folder: Path) -> None:
     """Write every program as a package of its own, to be merged later (`function_path`)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, program in programs.items():
-        _to_model(program).save(str(function_path(folder, name)))
+    # coremltools writes a package among the temporary files; from there it is renamed.
+    with temporary_files_in(folder):
+        for name, program in programs.items():
+            model, path = _to_model(program), function_path(folder, name)
+            shutil.rmtree(path, ignore_errors=True)
+            os.replace(model.package_path, path)
 
 
 def function_path(folder: Path, name: str) -> Path:
     """Where `save_functions` puts a function."""
     return folder / f"{name}.mlpackage"
-
-
-def package_functions(package: Path) -> list[str]:
-    """Names of a merged package's functions."""
-    return [function.name for function in load_spec(str(package)).description.functions]
-
-
-def merge_packages(packages: list[Path], default: str, metadata: Mapping[str, str], path: Path) -> None:
-    """One package with the functions of several (one per adapter); what they share is stored once."""
-    sources = {name: (package, name) for package in packages for name in package_functions(package)}
-    merge_functions(sources, default, metadata, path)
 
 
 def merge_functions(
@@ -72,16 +64,11 @@ def merge_functions(
 
     Compressed constants are shared like others. `path` may be one of the sources; it is replaced whole.
     """
-    with beside(path) as folder:
+    with beside(path) as folder, temporary_files_in(folder):
         merged = merge_specs(sources, default, metadata, folder)
         if path.exists():
             shutil.rmtree(path)
         os.replace(merged, path)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The user metadata of a package."""
-    return dict(load_spec(str(path)).description.metadata.userDefined)
 
 
 def _to_model(program: Program) -> ct.models.MLModel:

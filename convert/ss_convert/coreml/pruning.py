@@ -39,7 +39,7 @@ def draft_log_probs(decoder: Decoder, config, prune_over: str, hidden, tokens, i
     """
     if config.pruning_rank:
         a, b = decoder.weights.part("pruning.a"), decoder.weights.part("pruning.b")
-        hidden = mb.add(x=hidden, y=decoder.low_rank(hidden, a, b))
+        hidden = mb.add(x=hidden, y=decoder.low_rank("pruning", hidden, a, b))
     normed = decoder.norm(hidden, "norm")
     logits = decoder.head_at(normed, tokens)
     if prune_over == "vocabulary":

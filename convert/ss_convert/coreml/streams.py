@@ -35,17 +35,24 @@ class StreamLayers:
         seed = main
         if self.config.stream_init_rank:
             down, up = part("stream_init.down"), part("stream_init.up")
-            seed = mb.add(x=main, y=layout.leave(self.decoder.low_rank(layout.enter(main), down, up)))
+            moved = self.decoder.low_rank("stream_init", layout.enter(main), down, up)
+            seed = mb.add(x=main, y=layout.leave(moved))
         streams = mb.expand_dims(x=seed, axes=[1])
         if self.config.value_rotation:
             streams = mb.tile(x=streams, reps=[1, self.config.num_streams, 1])
         else:
-            embeddings = mb.expand_dims(x=part("stream_embeddings"), axes=[0])
-            streams = mb.add(x=streams, y=embeddings)
+            streams = mb.add(x=streams, y=self._embeddings())
         streams = mb.reshape(x=streams, shape=[-1, hidden])
         if position_step is not None:
             streams = mb.add(x=streams, y=position_step)
         return layout.enter(mb.concat(values=[main, streams], axis=0))
+
+    def _embeddings(self):
+        """The streams' embeddings [1, γ, h]: a constant, or an input of the function."""
+        given = self.decoder.weights.part("stream_embeddings")
+        if isinstance(given, np.ndarray):
+            return self.decoder.constant("stream_embeddings", lambda: given[None])
+        return mb.expand_dims(x=given, axes=[0])
 
     def mask(self, nodes: Nodes, gate=None):
         """Additive mask [K·(1+γ), C + K + K·γ]; a stream sees what its node sees."""
@@ -115,7 +122,7 @@ class StreamLayers:
         if not self.config.stream_adapter_rank:
             return None
         part, name = self.decoder.weights.part, f"stream_adapters.{layer - self.first}"
-        return self.decoder.low_rank(streams, part(f"{name}.down"), part(f"{name}.up"))
+        return self.decoder.low_rank(name, streams, part(f"{name}.down"), part(f"{name}.up"))
 
     def _correction(self):
         """Stream LoRA: scale · b @ (a @ x) on the rows of streams only."""
@@ -126,7 +133,9 @@ class StreamLayers:
         def correct(layer: int, name: str, rows, out):
             factors = f"stream_lora.{layer - self.first}.{name}"
             streams = self.decoder.layout.split(rows, self._sizes)[1]
-            delta = self.decoder.low_rank(streams, part(f"{factors}.a"), part(f"{factors}.b"), scale)
+            delta = self.decoder.low_rank(
+                factors, streams, part(f"{factors}.a"), part(f"{factors}.b"), scale
+            )
             return self._add_to_streams(out, delta)
 
         return correct

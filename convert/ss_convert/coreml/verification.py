@@ -28,8 +28,9 @@ def accepted_row(tokens, nodes: Nodes, selection, chosen):
     depth = row_sums(nodes.ancestors)
     reached = mb.equal(x=row_sums(mb.mul(x=nodes.ancestors, y=row(right))), y=depth)
     score = mb.mul(x=as_number(reached), y=depth)
-    best = mb.reduce_argmax(x=row(score), axis=-1, keep_dims=True)
-    return as_number(mb.equal(x=best, y=np.arange(count, dtype=np.int32)[None]))
+    # Reached nodes form one path, so exactly one has the largest depth and no argmax (CPU) is needed.
+    deepest = mb.reduce_max(x=row(score), axes=[-1], keep_dims=True)
+    return as_number(mb.equal(x=row(score), y=deepest))
 
 
 def _first_sibling(parents, right, count: int):

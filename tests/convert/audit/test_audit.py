@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from coremltools.converters.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from coremltools.proto import Model_pb2
 
 from ss_convert.audit import command
 from ss_convert.audit.devices import DEVICES, Device
+from ss_convert.audit.html import to_html
 from ss_convert.audit.placement import placement
 from ss_convert.audit.report import audit
+from ss_convert.audit.rules import RULES, hazards
 from ss_convert.command import main as ss_convert
 from ss_convert.coreml.convert import CoreMLOptions, write_package
 from ss_convert.coreml.executor import load_package
+from ss_device.base_model import open_base
 from ss_device.config import SpeculativeConfig
+from ss_device.errors import UserError
 from tests.convert.executor.harness import save_program
 from tests.tiny_models import make_tiny_base, random_adapter
 
@@ -124,6 +131,71 @@ def test_every_rule_names_its_planted_place(tmp_path):
     assert set(gpu) == {"conv", "not-finite", "update-rows"}
 
 
+def scattered(x, ids):
+    """A scatter by index vector, and a table whose own entries are compressed."""
+    new = half(2, 32)
+    rows = mb.scatter(data=x, indices=ids, updates=new, axis=0, mode="update", name="planted_scatter")
+    table = mb.constexpr_blockwise_shift_scale(
+        data=RNG.integers(-8, 8, (1, 1, 16, 1)).astype(np.int8), scale=half(1, 1, 1, 1)
+    )
+    indices = RNG.integers(0, 16, (8, 32)).astype(np.uint8)
+    weight = mb.constexpr_lut_to_dense(indices=narrow(indices, 4), lut=table, name="doubly")
+    return [mb.linear(x=rows, weight=weight, name="product")]
+
+
+def narrow(values: np.ndarray, bits: int) -> np.ndarray:
+    """Unsigned integers of fewer bits, as coremltools takes them."""
+    return values.astype(types.nptype_from_builtin(types.get_nbits_int_builtin_type(bits, False)))
+
+
+def edited(path, change):
+    """The package with its description changed: shapes that coremltools refuses to write."""
+    file = path / "Data/com.apple.CoreML/model.mlmodel"
+    spec = Model_pb2.Model()
+    spec.ParseFromString(file.read_bytes())
+    change(spec.mlProgram.functions["main"])
+    file.write_bytes(spec.SerializeToString())
+    return path
+
+
+def odd_shapes(function):
+    """An input whose first size is not fixed, a result of six axes."""
+    function.inputs[0].type.tensorType.dimensions[0].unknown.variadic = False
+    [block] = function.block_specializations.values()
+    result = next(o for o in block.operations if o.type == "linear").outputs[0]
+    result.type.tensorType.rank += 4
+    for _ in range(4):
+        result.type.tensorType.dimensions.add().constant.size = 1
+
+
+def test_rules_for_scatter_shapes_rank_and_chained_compression(tmp_path):
+    path = tmp_path / "odd.mlpackage"
+    save_program(path, scattered, {"x": half(4, 32), "ids": np.zeros(2, np.int32)})
+    for engine in ("ane", "gpu"):
+        hazards_of = found(path, engine)
+        assert "planted_scatter" in hazards_of["scatter"][0].where
+        [chained] = hazards_of["chained-compression"]
+        assert chained.where == "doubly" and "constexpr_blockwise_shift_scale" in chained.detail
+        assert not {"rank", "unknown-shape"} & set(hazards_of)
+    edited(path, odd_shapes)
+    ane, gpu = found(path, "ane"), found(path, "gpu")
+    assert ane["unknown-shape"][0].where == "x" and "None" in ane["unknown-shape"][0].detail
+    assert "product" in ane["rank"][0].where and ane["rank"][0].detail == "rank 6"
+    assert "rank" in gpu and "unknown-shape" not in gpu
+
+
+def test_a_large_file_leaves_the_neural_engine():
+    [large] = hazards([], "ane", 1_500_000_000)
+    assert (large.rule, large.where) == ("large-file", "weight.bin") and "1.50 GB" in large.detail
+    assert hazards([], "ane", 1_000_000_000) == [] and hazards([], "gpu", 1_500_000_000) == []
+
+
+def test_every_source_can_be_looked_up():
+    for source in [rule.source for rule in RULES] + [hazards([], "ane", 2_000_000_000)[0].source]:
+        named = ("issue", "pull request", "docs/", "documentation", "Apple, ", "coremltools")
+        assert any(word in source for word in named), source
+
+
 CONFIG = SpeculativeConfig(num_streams=2, num_msa_layers=1)
 
 
@@ -136,6 +208,11 @@ def decoder(tmp_path_factory):
     options = CoreMLOptions(4, 4, 16, 6, weights="int4", embedding_weights="int8")
     write_package(base.architecture, base.weights(), random_adapter(base, CONFIG), options, path)
     return path
+
+
+def random_adapter_of(decoder):
+    """The adapter that is in the package."""
+    return random_adapter(open_base(decoder.parent.parent / "base"), CONFIG)
 
 
 def test_a_decoder_is_read_by_layers_and_kinds(decoder):
@@ -152,6 +229,43 @@ def test_a_decoder_is_read_by_layers_and_kinds(decoder):
     int4 = [h for h in package.hazards if h.rule == "int4-blocks"]
     assert {h.operation for h in int4} == {"constexpr_blockwise_shift_scale"}
     assert any("mlp_down" in h.where for h in int4) and not any("embed" in h.where for h in int4)
+
+
+def test_own_bytes_of_the_only_adapter_are_its_tensors(decoder):
+    [package] = audit(decoder, "ane", DEVICE).packages
+    adapter = random_adapter_of(decoder)
+    # Nothing is pruned, so the pruning head is not in the package.
+    streams = 2 * sum(tensor.size for name, tensor in adapter.tensors.items() if name.startswith("stream"))
+    assert package.own_bytes == {"tiny": streams} and package.kinds["stream parts"] == streams
+    total = package.shared_bytes + streams
+    assert package.weight_bytes - 64 * 200 < total <= package.weight_bytes
+
+
+def test_shared_mode_and_pruning_are_kinds_of_their_own(tmp_path):
+    base = make_tiny_base(tmp_path / "base", dtype="float16", num_hidden_layers=2)
+    config = SpeculativeConfig(
+        mode="shared", num_streams=2, num_msa_layers=1, lora_rank=2, lora_alpha=2.0, pruning_rank=3
+    )
+    adapter = random_adapter(base, config)
+    path = tmp_path / "coreml" / "tiny.mlpackage"
+    write_package(base.architecture, base.weights(), adapter, CoreMLOptions(4, 3, 16, 6), path)
+    [package] = audit(path, "ane", DEVICE).packages
+    lora = 2 * sum(a.size + b.size for a, b in adapter.lora.values())
+    assert package.kinds["LoRA"] == lora and package.kinds["pruning head"] == 2 * 2 * 3 * 32
+    assert package.own_bytes["tiny"] == lora + package.kinds["pruning head"] + package.kinds["stream parts"]
+
+
+@pytest.mark.parametrize(("attention", "engine"), [("fused", "gpu"), ("explicit", "ane")])
+def test_the_engine_of_a_package_is_that_of_its_attention(decoder, tmp_path, capsys, attention, engine):
+    path = shutil.copytree(decoder, tmp_path / "said.mlpackage")
+    file = path / "Data/com.apple.CoreML/model.mlmodel"
+    spec = Model_pb2.Model()
+    spec.ParseFromString(file.read_bytes())
+    spec.description.metadata.userDefined["attention"] = attention
+    file.write_bytes(spec.SerializeToString())
+    assert ss_convert(["audit", str(path), "--overhead", "0", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["engine"] == facts["device"]["engine"] == engine and facts["device"]["overhead"] == 0
 
 
 def test_command_prints_text_json_and_a_self_contained_page(decoder, tmp_path, capsys):
@@ -190,7 +304,9 @@ def test_command_prints_text_json_and_a_self_contained_page(decoder, tmp_path, c
     ("more", "says"),
     [
         (("--device", "toaster"), ("unknown device 'toaster'", *list(DEVICES)[:2])),
-        (("--bandwidth", "-3"), ("-3 is not above 0",)),
+        (("--bandwidth", "0"), ("0 is not above 0",)),
+        (("--overhead", "-3"), ("-3 is not a number from 0 up",)),
+        (("--engine", "gpu", "--device", "m1-ane"), ("--device m1-ane", "engine 'ane'", "for 'gpu'")),
         (("--html", "no/such/folder.html"), ("no such folder",)),
     ],
 )
@@ -253,3 +369,19 @@ def test_core_ml_placement_through_its_documented_interface(small):
     assert found["cost_shares"]["CPU"] == 0.125 and 0 < found["seconds"] < 1
     report = command.with_placement(audit(small, "ane", DEVICE), small, StandIn())
     assert report.to_dict()["packages"][0]["placement"]["main"]["on_cpu"] == {"gather": 1}
+    page = to_html(report)
+    places = report.packages[0].placement["main"]
+    for text in (f"main: {1e3 * places['seconds']:.3f} ms", "12.5%", "Operations on the CPU: gather 1."):
+        assert text in page, text
+    assert "Only what stands under" in page and "Nothing here was measured" not in page
+    assert "Nothing here was measured" in to_html(audit(small, "ane", DEVICE))
+
+
+@pytest.mark.parametrize("call", ["compute_plan", "model"])
+def test_what_core_ml_refuses_is_one_line(small, monkeypatch, call):
+    def refuse(self, *arguments):
+        raise Exception("Error compiling model:\n  no such engine")
+
+    monkeypatch.setattr(StandIn, call, refuse)
+    with pytest.raises(UserError, match="Core ML refused it .Error compiling model: no such engine"):
+        placement(small, load_package(small).functions, "ane", StandIn())

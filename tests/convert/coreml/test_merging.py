@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 
 import numpy as np
@@ -11,16 +10,15 @@ from coremltools.converters.mil.frontend.milproto.load import load
 from coremltools.models.utils import load_spec
 
 from ss_convert.coreml.convert import base_weights, build_programs
+from ss_convert.coreml.executor import load_package
 from ss_convert.coreml.merging import WEIGHTS
 from ss_convert.coreml.options import CoreMLOptions
-from ss_convert.coreml.package import function_path, merge_functions, read_metadata, save_functions
+from ss_convert.coreml.package import function_path, merge_functions, save_functions
 from ss_device.config import SpeculativeConfig
 from tests.tiny_models import make_tiny_base, random_adapter
 
 # Forms of less than a byte leave bits over; every other type of a constant is in every package.
 FORMS = (("int4", "lut6"), ("lut4", "int8"))
-# The loader names constants of compressed weights itself, and makes one of those that are equal.
-INLINE = re.compile("_(data|scale|lut|indices)_[0-9]+$")
 
 
 @pytest.fixture(scope="module", params=FORMS, ids="-".join)
@@ -39,31 +37,60 @@ def merged(tmp_path_factory, request):
     return path, sources
 
 
-def constants(path, function):
-    """Name and operation → array of a function's constants, by coremltools' own reader."""
+def operations(path, function):
+    """Type, result shapes and arguments of all operations but constants, by coremltools' own reader.
+
+    An argument is a constant's value, or the operation and output (or the input) that it comes from.
+    """
     spec = load_spec(str(path))
     program = load(spec, spec.specificationVersion, str(path / WEIGHTS))
-    found = {}
+    sources, found = {name: name for name in program.functions[function].inputs}, []
+
+    def argument(variable):
+        constant = variable.op is not None and variable.op.op_type == "const"
+        return np.asarray(variable.op.val.val) if constant else sources[variable.name]
+
     for operation in program.functions[function].operations:
         if operation.op_type == "const":
-            found[operation.name, "val"] = np.asarray(operation.outputs[0].val)
-        elif operation.op_type.startswith("constexpr_"):
-            for name, source in operation.inputs.items():
-                found[operation.name, name] = np.asarray(source.val)
+            continue
+        arguments = {}
+        for key, given in operation.inputs.items():
+            given = given if isinstance(given, list | tuple) else [given]
+            arguments[key] = [argument(variable) for variable in given]
+        for index, output in enumerate(operation.outputs):
+            sources[output.name] = f"{len(found)}.{index}"
+        found.append((operation.op_type, [output.shape for output in operation.outputs], arguments))
     return found
 
 
-def test_every_constant_is_what_it_was(merged):
+def test_every_operation_and_constant_is_what_it_was(merged):
     path, sources = merged
     for name, (package, function) in sources.items():
-        before, after = constants(package, function), constants(path, name)
-        for found in (before, after):
-            for key in [key for key in found if key[1] == "val" and INLINE.search(key[0])]:
-                del found[key]
-        assert before.keys() == after.keys() and len(before) > 20
-        assert any(name == "scale" for _, name in before) and any(name == "lut" for _, name in before)
-        for key, values in after.items():
-            np.testing.assert_array_equal(values, before[key], err_msg=str(key))
+        before, after = operations(package, function), operations(path, name)
+        assert len(before) == len(after) > 20
+        assert {"scale", "lut"} <= {key for *_, arguments in after for key in arguments}
+        for index, (ours, theirs) in enumerate(zip(after, before, strict=True)):
+            assert ours[:2] == theirs[:2] and ours[2].keys() == theirs[2].keys()
+            for key, values in ours[2].items():
+                for mine, other in zip(values, theirs[2][key], strict=True):
+                    np.testing.assert_array_equal(mine, other, err_msg=f"{index} {ours[0]} {key}")
+
+
+def test_descriptions_of_functions_take_less_and_weights_keep_their_names(merged):
+    path, sources = merged
+    functions = load_spec(str(path)).mlProgram.functions
+    for name, (package, function) in sources.items():
+        before = load_spec(str(package)).mlProgram.functions[function]
+        assert functions[name].ByteSize() < 0.65 * before.ByteSize()
+        stored = [
+            {
+                o.outputs[0].name
+                for o in f.block_specializations["CoreML8"].operations
+                if o.type == "const" and o.outputs[0].name.startswith("layers_")
+            }
+            for f in (before, functions[name])
+        ]
+        assert stored[0] == stored[1] and len(stored[0]) > 3
 
 
 def test_what_functions_share_is_stored_once(merged):
@@ -83,7 +110,7 @@ def test_what_functions_share_is_stored_once(merged):
 def test_descriptions_and_metadata_are_those_of_the_functions(merged):
     path, sources = merged
     described = load_spec(str(path)).description
-    assert described.defaultFunctionName == "tiny_step" and read_metadata(path) == {"apps": "tiny"}
+    assert described.defaultFunctionName == "tiny_step" and load_package(path).metadata == {"apps": "tiny"}
     for function in described.functions:
         single = load_spec(str(sources[function.name][0])).description
         for field in ("input", "output", "state"):

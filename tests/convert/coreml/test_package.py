@@ -21,7 +21,7 @@ from ss_convert.coreml.interface import (
     state_shape,
     step_inputs,
 )
-from ss_convert.coreml.package import merge_packages, read_metadata
+from ss_convert.coreml.package import merge_functions
 from ss_convert.coreml.tables import own_stream_mask, rotary_table
 from ss_convert.coreml.weights import ExportWeights, to_half
 from ss_device.config import SpeculativeConfig, paper_config
@@ -84,9 +84,10 @@ def test_the_runtime_feeds_exactly_the_documented_inputs(base, written):
 
 def test_metadata_survives_the_merge(base, written):
     path, _, functions = written
-    metadata = read_metadata(path)
+    metadata = load_package(path).metadata
     assert metadata["apps"] == "tiny" and metadata["base_sha256"] == base.identity.sha256
     assert metadata["context"] == "24" and json.loads(metadata["adapter.tiny"])["num_kept"] == 3
+    assert (metadata["lora"], metadata["preset"]) == ("baked", "none")
     assert ct.utils.load_spec(str(path)).description.defaultFunctionName == functions.step
 
 
@@ -103,7 +104,9 @@ def test_several_adapters_merge_into_one_package(base, written, tmp_path):
     other = replace(random_adapter(base, CONFIG, seed=9), app="other")
     others = write_package(base.architecture, base.weights(), other, OPTIONS, second)
     both = tmp_path / "both.mlpackage"
-    merge_packages([first, second], functions.step, {"app": "both"}, both)
+    sources = {name: (first, name) for name in (functions.prefill, functions.step)}
+    sources |= {name: (second, name) for name in (others.prefill, others.step)}
+    merge_functions(sources, functions.step, {"app": "both"}, both)
     assert set(load_package(both).functions) == {
         functions.prefill,
         functions.step,

@@ -7,6 +7,7 @@ import pytest
 
 from ss_convert.coreml import streams, tables
 from ss_convert.coreml.convert import CoreMLOptions
+from ss_convert.coreml.options import PRESETS
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
@@ -166,9 +167,17 @@ def test_first_of_two_equal_siblings_is_followed(paper):
         assert model.step(tree).accepted == 1
 
 
-@pytest.fixture(scope="module")
-def sampling(base, tmp_path_factory) -> Pair:
-    options = CoreMLOptions(8, 5, CONTEXT, CHUNK, sampling=True)
+SAMPLING_FORMS = {
+    "plain": {},
+    "parts": {"cuts": (1,)},
+    "ane": {**PRESETS["ane"], "head_split": 128, "pad_state": False},
+    "gpu": PRESETS["gpu"],
+}
+
+
+@pytest.fixture(scope="module", params=SAMPLING_FORMS)
+def sampling(request, base, tmp_path_factory) -> Pair:
+    options = CoreMLOptions(8, 5, CONTEXT, CHUNK, sampling=True, **SAMPLING_FORMS[request.param])
     return make_pair(base, CASES["paper"][0], options, tmp_path_factory.mktemp("sampling"))
 
 

@@ -527,11 +527,31 @@ def test_command_refuses_in_one_line(plain, tmp_path):
         (plain[0], "--function", "main", *out),
         (plain[0], "--function", "main", "--inputs", tmp_path / "bad.npz", *out),
         (plain[0], "--function", "main"),
+        (plain[0], "--bogus"),
+        (plain[0], "--arithmetic", "float64"),
+        (),
     ):
         result = command(*arguments)
         assert result.returncode == 2
         assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     assert "example:" in command("--help").stdout
+
+
+@pytest.mark.parametrize("option", ["--inputs", "--state", "--outputs", "--state-out"])
+def test_command_refuses_files_without_a_function(plain, tmp_path, option):
+    result = command(plain[0], option, tmp_path / "some.npz")
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr == f"error: {option} needs --function, which to run\n"
+
+
+def test_command_is_quiet_when_its_reader_goes_away(plain):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ss_convert.coreml.executor", str(plain[0])],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 0
+    process.stderr.close()
 
 
 def test_the_executor_needs_neither_torch_nor_mlx(plain):

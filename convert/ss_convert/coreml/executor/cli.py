@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -17,8 +19,15 @@ _EXAMPLE = """example:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Ends bad options with one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m ss_convert.coreml.executor",
         description="Describe a saved Core ML package, or run one of its functions in numpy.",
         epilog=_EXAMPLE,
@@ -32,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--outputs", type=Path, help=".npz file to write the outputs to")
     parser.add_argument("--state-out", type=Path, help=".npz file to write the states to")
     parser.add_argument(
-        "--arithmetic", choices=ARITHMETICS, default="float16",
+        "--arithmetic", choices=ARITHMETICS,
         help="round fp16 tensors after every operation (float16, default) or never (float32)",
     )  # fmt: skip
     return parser
@@ -40,20 +49,35 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on standard error for bad input, or 130 when interrupted."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
+        _check(options)
         package = load_package(options.package)
         if options.function is None:
             _describe(package, options.json)
         else:
             _run(package, options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has what it wanted; nothing may be written when the interpreter ends either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ExecutorError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that would have no effect."""
+    if options.function is None:
+        for name in ("inputs", "state", "outputs", "state_out", "arithmetic"):
+            if getattr(options, name) is not None:
+                raise ExecutorError(f"--{name.replace('_', '-')} needs --function, which to run")
+    elif options.json:
+        raise ExecutorError("--json describes the package; leave --function out")
 
 
 def _features(features: dict[str, Feature]) -> list[dict]:
@@ -108,7 +132,7 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
 def _run(package: Package, options: argparse.Namespace) -> None:
     if options.outputs is None:
         raise ExecutorError("--function needs --outputs, a .npz file for the results")
-    program = package.program(options.function, options.arithmetic)
+    program = package.program(options.function, options.arithmetic or "float16")
     inputs = _load_arrays(options.inputs) if options.inputs else {}
     state = program.make_state()
     if options.state:
