@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import uvicorn
 from ss_device.decoding import Drafter
 from ss_runtime.generation import generate
 from ss_runtime.loading import load_model
+from ss_runtime.mlx_model import MLXStepModel
 from ss_runtime.serve.app import make_app
 from ss_runtime.serve.engine import Engine
 from ss_runtime.serve_command import main
@@ -267,6 +269,42 @@ def test_many_clients_some_of_which_leave(client, address, expected):
     while (running := httpx.get(f"{address}/health").json()["requests"]) and time.time() < deadline:
         time.sleep(0.05)
     assert running == 0
+
+
+def _requests(address, wanted):
+    """Requests that run or wait, once they are as many as wanted or ten seconds have passed."""
+    deadline = time.time() + 10
+    while (found := httpx.get(f"{address}/health").json()["requests"]) != wanted and time.time() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def test_waiting_clients_that_leave_free_their_places(client, address, bundle, expected, monkeypatch):
+    """A full queue of whole answers, streams and adapter changes whose sockets close before their turn."""
+    step = MLXStepModel.step
+    monkeypatch.setattr(MLXStepModel, "step", lambda *a, **k: (time.sleep(0.05), step(*a, **k))[1])
+    host, port = address.removeprefix("http://").split(":")
+    ask = {"model": "one", "prompt": "Hello", "max_tokens": 140}
+    waiting = [("POST", "/v1/completions", ask), ("POST", "/v1/completions", {**ask, "stream": True})]
+    with client.completions.create(**ask, stream=True) as events:
+        next(iter(events))
+        for calls in (waiting, [waiting[0], ("DELETE", "/v1/adapters/two", {})]):
+            sockets = []
+            for method, route, body in calls:
+                connection = http.client.HTTPConnection(host, int(port))
+                connection.request(method, route, json.dumps(body))
+                sockets.append(connection)
+            assert _requests(address, 1 + QUEUE) == 1 + QUEUE
+            assert httpx.post(f"{address}/v1/completions", json=ask).status_code == 429
+            for connection in sockets:
+                connection.close()
+            assert _requests(address, 1) == 1
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(client.completions.create, model="two", prompt="Hello", max_tokens=12)
+            assert _requests(address, 2) == 2
+            events.close()
+            assert late.result().choices[0].text == expected("two", "Hello")
+    assert _requests(address, 0) == 0
 
 
 def _no_limit(function, number):

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ss_runtime.serve.engine import Engine, Usage
+from ss_runtime.serve.engine import ClientGone, Engine, Usage
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request, parse_request
 
 CLIENT_CLOSED = 499  # nginx's code; nobody reads the answer
@@ -52,11 +53,11 @@ class Service:
         return JSONResponse({"object": "list", "data": data})
 
     async def load_adapter(self, request: Request) -> Response:
-        await self.engine.change(request.path_params["name"], load=True)
+        await self.engine.change(request.path_params["name"], True, partial(_left, request))
         return await self.adapters(request)
 
     async def unload_adapter(self, request: Request) -> Response:
-        await self.engine.change(request.path_params["name"], load=False)
+        await self.engine.change(request.path_params["name"], False, partial(_left, request))
         return await self.adapters(request)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -73,7 +74,7 @@ class Service:
         if not wanted.stream:
             return await self._whole(request, wanted, ids, limit, shape)
         # A place is taken before the answer begins, so that a full queue can still say 429.
-        place = self.engine.place()
+        place = self.engine.place(partial(_left, request))
         await place.__aenter__()
         try:
             self.engine.resident(name)  # it may have been unloaded while this request waited
@@ -102,7 +103,7 @@ class Service:
         self, request: Request, wanted: GenerationRequest, ids: list[int], limit: int, shape: Shape
     ) -> Response:
         usage, text, reason = Usage(), "", None
-        async with self.engine.place():
+        async with self.engine.place(partial(_left, request)):
             records = self.engine.generate(wanted, shape.model, ids, limit, usage)
             try:
                 async for record in records:
@@ -199,6 +200,7 @@ def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
             RequestError: _refused,
             HTTPException: _no_such_route,
             ClientDisconnect: _gone,
+            ClientGone: _gone,
             Exception: _defect,
         },
         lifespan=lifespan,
@@ -226,7 +228,13 @@ async def _no_such_route(request: Request, error: HTTPException) -> Response:
     return JSONResponse(problem.to_dict(), error.status_code)
 
 
-async def _gone(request: Request, error: ClientDisconnect) -> Response:
+async def _left(request: Request) -> None:
+    """Returns when the client has closed its connection; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _gone(request: Request, error: ClientDisconnect | ClientGone) -> Response:
     return Response(status_code=CLIENT_CLOSED)
 
 

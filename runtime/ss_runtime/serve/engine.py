@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +20,10 @@ from ss_runtime.plain_base import has_streams
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import read_tuning
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
 
 
 @dataclass
@@ -113,10 +117,11 @@ class Engine:
         return self._present
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A place in the queue, then the turn.
+    async def place(self, left: Callable[[], Awaitable] | None = None) -> AsyncIterator[None]:
+        """A place in the queue, then the turn. left: returns once nobody waits for the answer any more.
 
-        Raises RequestError: 429 when the queue is full, 503 once the server ends.
+        Raises RequestError: 429 when the queue is full, 503 once the server ends; ClientGone when `left`
+        returned before the turn came: the place is free again.
         """
         if self._present > self.queue:
             raise RequestError(
@@ -124,11 +129,33 @@ class Engine:
             )
         self._present += 1
         try:
-            async with self._turn:
+            await self._take_turn(left)
+            try:
                 self._check_end(running=False)
                 yield
+            finally:
+                self._turn.release()
         finally:
             self._present -= 1
+
+    async def _take_turn(self, left: Callable[[], Awaitable] | None) -> None:
+        """Wait for the turn, or raise ClientGone when `left` returns first."""
+        if left is None:
+            await self._turn.acquire()
+            return
+        turn, gone = asyncio.ensure_future(self._turn.acquire()), asyncio.ensure_future(left())
+        try:
+            await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise ClientGone
+        except BaseException:
+            turn.cancel()
+            with suppress(asyncio.CancelledError):
+                await turn
+                self._turn.release()  # both came at once
+            raise
+        finally:
+            gone.cancel()
 
     async def run(self, function: Callable):
         """Run a function in the worker thread."""
@@ -157,9 +184,12 @@ class Engine:
         except UserError as error:
             raise RequestError(404, "model_not_found", str(error)) from error
 
-    async def change(self, name: str, load: bool) -> None:
-        """Load or unload an adapter between two generations. Raises RequestError 404 for an unknown one."""
-        async with self.place():
+    async def change(self, name: str, load: bool, left: Callable[[], Awaitable] | None = None) -> None:
+        """Load or unload an adapter between two generations. Raises RequestError 404 for an unknown one.
+
+        left: as in `place`.
+        """
+        async with self.place(left):
             try:
                 await self.run(partial(self.bank.load if load else self.bank.unload, name))
                 self._drafters.pop(name, None)
