@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from weakref import ref
 
 import mlx.core as mx
 import numpy as np
@@ -89,14 +90,19 @@ class MLXStepModel:
         self._drafting: mx.array | None = None  # [1, h], of a step whose streams were put off
         if compiled is None:
             compiled = mx.default_device() == mx.gpu
-        # Weights are listed as captured inputs: otherwise a later change of a weight would be ignored.
         self._compiled = compiled
-        steps = {defer: partial(self._step_graph, defer=defer) for defer in (False, True)}
-        if compiled:
-            steps = {defer: mx.compile(step, inputs=self.decoder) for defer, step in steps.items()}
-        elif stream_rows == "accepted":
+        self._compiled_steps = {defer: self._compile(defer) for defer in (False, True)} if compiled else {}
+        if not compiled and stream_rows == "accepted":
             self.decoder.merge_stream_lora()
-        self._run_step = steps
+
+    def _compile(self, defer: bool):
+        """`_step_graph`, compiled, which must not hold this model: a cycle would keep its weights until the
+        next collection of garbage. Weights are listed as captured inputs: otherwise a later change of a
+        weight would be ignored."""
+        model = ref(self)
+        return mx.compile(
+            lambda *inputs: model()._step_graph(*inputs, defer=defer), inputs=self.decoder
+        )
 
     def prefill(
         self, tokens: Sequence[int], choose: Choose | None = None, reuse: int = 0, defer: bool = False
@@ -132,10 +138,10 @@ class MLXStepModel:
         self.cache.reserve(self._scratch_rows(size))
         arrays, ancestors = _upload(tree, size)
         length = mx.array([self.cache.length])
-        run = self._run_step[defer]
-        if choose is not None:
-            decide = partial(_choose_on_host, choose, tree.num_nodes)
-            run = partial(self._step_graph, decide=decide, defer=defer)
+        decide = partial(_choose_on_host, choose, tree.num_nodes) if choose is not None else None
+        run = partial(self._step_graph, decide=decide, defer=defer)
+        if self._compiled and choose is None:
+            run = self._compiled_steps[defer]
         # The buffers are handed over, not shared: MLX then writes the rows in place.
         kv, self.cache.layers = self.cache.layers, []
         outcome, drafted, self.cache.layers = run(arrays, ancestors, length, kv)
