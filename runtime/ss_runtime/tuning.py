@@ -76,7 +76,7 @@ def device_name() -> str:
 def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | AdaptiveChoice | None:
     """The choice for an adapter, arithmetic and this device; None where nothing was measured.
 
-    Raises UserError for a damaged file.
+    Raises UserError for a damaged file, or for more nodes than the adapter takes by now.
     """
     path = bundle.path / FILE
     if not path.is_file():
@@ -89,14 +89,25 @@ def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | AdaptiveC
         )
     try:
         entry = raw["devices"].get(device_name(), {}).get(f"{app}:{dtype}")
-        return _choice(entry["choice"]) if entry else None
+        return _choice(entry["choice"], bundle.adapter(app).num_nodes) if entry else None
     except (KeyError, TypeError, AttributeError, ValueError, UserError) as error:
         raise UserError(f"{path}: missing or wrong entry ({error}); run ss-bench tune again") from error
 
 
-def _choice(raw: dict) -> DraftChoice | AdaptiveChoice:
-    if "costs" not in raw:
-        return DraftChoice(**raw)
+def _choice(raw: dict, most_nodes: int) -> DraftChoice | AdaptiveChoice:
+    """A choice that was read and makes a drafter."""
+    choice = DraftChoice(**raw) if "costs" not in raw else _adaptive(raw)
+    for name, least in (("num_nodes", 1), ("max_streams", 1)):
+        value = getattr(choice, name, None)
+        if value is not None and (type(value) is not int or value < least):
+            raise UserError(f"{name} is {value!r}")
+    if choice.num_nodes > most_nodes:
+        raise UserError(f"tuned for {choice.num_nodes} nodes, the bundle takes {most_nodes}")
+    choice.drafter(None)
+    return choice
+
+
+def _adaptive(raw: dict) -> AdaptiveChoice:
     costs = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["costs"].items()}
     experience = dict(raw["experience"])
     for name in ("gains", "trust"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -23,8 +24,10 @@ from ss_runtime.loading import load_model
 from ss_runtime.mlx_model import MLXStepModel
 from ss_runtime.serve.app import make_app
 from ss_runtime.serve.engine import Engine
+from ss_runtime.serve.requests import RequestError
 from ss_runtime.serve_command import main
 from ss_runtime.tokenization import load_tokenizer
+from ss_runtime.tuning import device_name
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, SHARED
 
@@ -228,6 +231,14 @@ def test_numbers_beyond_floats_and_other_methods(address):
         f"{address}/v1/completions", content=b'{"model": "one", "prompt": "a", "temperature": 1e999}'
     )
     assert huge.status_code == 400 and "finite" in huge.json()["error"]["message"]
+    integers = ("seed", "top_k", "max_tokens", "max_completion_tokens")
+    numbers = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "lossy_typical")
+    for name in (*integers, *numbers):
+        for value in (10**400, -(10**400)):
+            body = {"model": "one", "prompt": "a", "temperature": 1, name: value}
+            answer = httpx.post(f"{address}/v1/completions", json=body)
+            error = answer.json()["error"]["message"]
+            assert answer.status_code == 400 and name.split("_")[0] in error and len(error) < 100
     for method, route in (
         (httpx.get, "completions"),
         (httpx.delete, "models"),
@@ -235,6 +246,61 @@ def test_numbers_beyond_floats_and_other_methods(address):
     ):
         answer = method(f"{address}/v1/{route}")
         assert answer.status_code == 405 and "Not Allowed" in answer.json()["error"]["message"]
+
+
+def test_a_model_by_its_name(client, address):
+    assert client.models.retrieve("one").id == "one" and client.models.retrieve("base").object == "model"
+    with pytest.raises(openai.NotFoundError, match="no adapter 'three'"):
+        client.models.retrieve("three")
+
+
+def test_a_defect_in_the_middle_of_a_stream(client, address, expected, monkeypatch, caplog):
+    """One error event ends the stream, the log has the traceback, the next request gets its answer."""
+    step, calls = MLXStepModel.step, []
+
+    def broken(*arguments, **options):
+        calls.append(1)
+        if len(calls) > 2:
+            raise ValueError("a defect")
+        return step(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MLXStepModel, "step", broken)
+        ask = {"model": "one", "prompt": "Hello", "max_tokens": 100, "stream": True}
+        answer = httpx.post(f"{address}/v1/completions", json=ask)
+    last = [line for line in answer.text.splitlines() if line][-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["code"] == 500 and "internal error" in error["message"]
+    assert "a defect" in caplog.text
+    assert _requests(address, 0) == 0
+    answer = client.completions.create(model="one", prompt="Hello", max_tokens=12)
+    assert answer.choices[0].text == expected("one", "Hello")
+
+
+def test_a_stale_tuning_is_refused_when_a_model_is_loaded(bundle, capsys):
+    """At the start and later: one line, one JSON error; nothing is loaded half."""
+    choice = {"num_nodes": 7, "shape": "best-first", "lookup": False, "max_streams": None}
+    tuned = {"format_version": 2, "devices": {device_name(): {"two:float32": {"choice": choice}}}}
+    stale, damaged = json.dumps(tuned), json.dumps(tuned).replace("7", '"7"')
+    file = bundle.path / "tuning.json"
+    try:
+        for content, says in ((stale, "tuned for 7 nodes"), (damaged, "num_nodes is '7'"), ("{", "JSON")):
+            file.write_text(content)
+            command = ["--bundle", str(bundle.path), "--port", "0", "--adapters", "two"]
+            assert main([*command, "--dtype", "float32"]) == 2
+            error = capsys.readouterr().err
+            assert says in error and error.count("\n") == 1
+        file.write_text(stale)
+        engine = Engine(bundle, "float32", 1, lookup=False, nodes=None, names=[])
+        with pytest.raises(RequestError, match="tuned for 7 nodes"):
+            asyncio.run(engine.change("two", load=True))
+        assert engine.bank.names == []
+        file.unlink()
+        asyncio.run(engine.change("two", load=True))
+        assert engine.bank.names == ["two"]
+        engine.close()
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def test_many_clients_some_of_which_leave(client, address, expected):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,8 @@ from ss_runtime.serve.engine import ClientGone, Engine, Usage
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request, parse_request
 
 CLIENT_CLOSED = 499  # nginx's code; nobody reads the answer
+INTERNAL = RequestError(500, "server_error", "internal error; the server's log has the traceback")
+log = logging.getLogger(__name__)
 
 
 class Service:
@@ -40,9 +43,17 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         """The loaded adapters and the base alone, as models."""
-        about = {"object": "model", "created": self.engine.started, "owned_by": "ss-device"}
         names = [*self.engine.bank.names, self.engine.bank.base_name]
-        return JSONResponse({"object": "list", "data": [{"id": n, **about} for n in names]})
+        return JSONResponse({"object": "list", "data": [self._about(name) for name in names]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        name = request.path_params["name"]
+        self.engine.resident(name)
+        return JSONResponse(self._about(name))
+
+    def _about(self, name: str) -> dict:
+        return {"id": name, "object": "model", "created": self.engine.started, "owned_by": "ss-device"}
 
     async def adapters(self, request: Request) -> Response:
         """The bundle's adapters: which are loaded, and what they weigh in bytes beside the base."""
@@ -118,7 +129,7 @@ class Service:
     async def _events(
         self, wanted: GenerationRequest, ids: list[int], limit: int, shape: Shape
     ) -> AsyncIterator[str]:
-        """Server-sent events of one generation."""
+        """Server-sent events of one generation. Whatever ends it early, the last event says so."""
         usage = Usage()
         records = self.engine.generate(wanted, shape.model, ids, limit, usage)
         try:
@@ -132,6 +143,9 @@ class Service:
             yield "data: [DONE]\n\n"
         except RequestError as error:  # the answer has begun: its end says why it is cut short
             yield _event(error.to_dict())
+        except Exception:
+            log.exception("a stream of '%s' ended early", shape.model)
+            yield _event(INTERNAL.to_dict())
         finally:
             await records.aclose()
 
@@ -190,6 +204,7 @@ def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
         routes=[
             Route("/health", service.health),
             Route("/v1/models", service.models),
+            Route("/v1/models/{name:path}", service.model),
             Route("/v1/adapters", service.adapters),
             Route("/v1/adapters/{name}", service.load_adapter, methods=["POST"]),
             Route("/v1/adapters/{name}", service.unload_adapter, methods=["DELETE"]),
@@ -239,5 +254,4 @@ async def _gone(request: Request, error: ClientDisconnect | ClientGone) -> Respo
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    problem = RequestError(500, "server_error", "internal error; the server's log has the traceback")
-    return JSONResponse(problem.to_dict(), 500)
+    return JSONResponse(INTERNAL.to_dict(), INTERNAL.status)

@@ -81,7 +81,6 @@ class Engine:
     ) -> None:
         self.bundle, self.queue = bundle, queue
         self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
-        self._drafters: dict[str, object] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
         self._turn = asyncio.Lock()
         self._present = 0
@@ -90,6 +89,9 @@ class Engine:
         self.chat = ChatPrompt(bundle.path, self.tokenizer)
         self.started = int(time.time())
         self.bank = self._worker.submit(self._open_bank, dtype, names, quantize).result()
+        models = [*self.bank.names, self.bank.base_name]
+        # An adaptive drafter learns over requests. All are made now: what was tuned may be unreadable.
+        self._drafters = {name: self._new_drafter(self.bank.activate(name)) for name in models}
 
     def _open_bank(self, dtype: str, names: list[str] | None, quantize: str | None):
         from ss_runtime.adapter_bank import AdapterBank
@@ -191,23 +193,29 @@ class Engine:
         """
         async with self.place(left):
             try:
-                await self.run(partial(self.bank.load if load else self.bank.unload, name))
-                self._drafters.pop(name, None)
+                await self.run(partial(self._load if load else self._unload, name))
             except UserError as error:
                 raise RequestError(404, "model_not_found", one_line(error)) from error
 
-    def _drafter(self, resident):
-        """The model's drafter, kept over requests: an adaptive one learns."""
-        app = resident.adapter.app
-        if app not in self._drafters:
-            self._drafters[app] = self._new_drafter(resident)
-        return self._drafters[app]
+    def _load(self, name: str) -> None:
+        known = name in self.bank.names
+        resident = self.bank.load(name)
+        try:
+            if not known:
+                self._drafters[name] = self._new_drafter(resident)
+        except UserError as error:
+            self.bank.unload(name)
+            raise RequestError(500, "server_error", one_line(error)) from error
+
+    def _unload(self, name: str) -> None:
+        self.bank.unload(name)
+        del self._drafters[name]
 
     def _new_drafter(self, resident):
         """As asked, else as tuned on this device; the base alone has no streams, only copies."""
         streams = has_streams(resident.adapter)
         if streams and not (self._nodes or self._lookup):
-            tuned = read_tuning(self.bundle, resident.adapter.app, self.bank.dtype)
+            tuned = read_tuning(self.bank.bundle, resident.adapter.app, self.bank.dtype)
             if tuned:
                 return tuned.drafter(resident.parent_bias)
         nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
@@ -228,7 +236,7 @@ class Engine:
         resident = self.resident(name)
         steps = generate_steps(
             resident.model,
-            self._drafter(resident),
+            self._drafters[name],
             ids,
             limit,
             frozenset(self.bundle.manifest.architecture.eos_ids),
