@@ -38,14 +38,15 @@ from ss_runtime.generation import GenerationStep, Result, generate_steps, summar
 from ss_runtime.plain_base import has_streams, plain_base
 from ss_runtime.token_choice import add_choice_options, chooser_from_options
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
-from ss_runtime.tuning import read_tuning
+from ss_runtime.tuning import drafts_need_tuning, read_tuning, untuned_hint
 
 SHAPES = ("best-first", "chain", "k-ary")
 
 
 @dataclass(frozen=True)
 class Session:
-    """A loaded back end with everything a generation needs. messages: of a conversation taken up again."""
+    """A loaded back end with everything a generation needs. messages: of a conversation taken up again;
+    hint: a line for the user before the first answer."""
 
     model: StepModel
     drafter: Drafter
@@ -55,6 +56,7 @@ class Session:
     max_tokens: int
     chooser: Chooser | None = None
     messages: list[dict] = field(default_factory=list)
+    hint: str | None = None
 
     def steps(self, prompt_ids: list[int]):
         """Iterator of GenerationStep for one prompt."""
@@ -133,10 +135,12 @@ def generate_command(arguments: argparse.Namespace) -> None:
         from ss_runtime.chat import talk
 
         session = open_session(bundle, adapter, tokenizer, arguments, chooser)
+        _say(session.hint)
         return talk(session, ChatPrompt(bundle.path, tokenizer), arguments.prompt_cache)
     prompts = [tokenizer.encode(text) for text in read_prompts(arguments, adapter)]
     session = open_session(bundle, adapter, tokenizer, arguments, chooser)
     _check_prompts(session, prompts, arguments.input)
+    _say(session.hint)
     results: list[Result] = []
     for ids in prompts:
         records, result = run_prompt(session, ids, arguments.show_steps, arguments.json)
@@ -147,6 +151,11 @@ def generate_command(arguments: argparse.Namespace) -> None:
         session.model.text.save(arguments.prompt_cache)
     if len(results) > 1 and not arguments.json:
         print(_overall(results), file=sys.stderr)
+
+
+def _say(line: str | None) -> None:
+    if line:
+        print(line, file=sys.stderr)
 
 
 def read_prompts(arguments: argparse.Namespace, adapter: BundledAdapter) -> list[str]:
@@ -184,6 +193,7 @@ def open_session(
         stop_ids=frozenset(bundle.manifest.architecture.eos_ids),
         max_tokens=arguments.max_tokens or adapter.max_tokens,
         chooser=chooser,
+        hint=_hint(bundle, adapter, name, arguments),
     )
 
 
@@ -192,10 +202,9 @@ def _drafter(
 ) -> Drafter:
     """The draft that the options ask for; without any, what ss-bench tune chose on this device."""
     bias = bundle.parent_bias(adapter)
-    asked = arguments.plain or arguments.nodes or arguments.shape or arguments.lookup
     if not has_streams(adapter) and not arguments.lookup:
         return Drafter(1)
-    if backend == "mlx" and not asked:
+    if backend == "mlx" and not _asks_for_drafts(arguments):
         tuned = read_tuning(bundle, adapter.app, arguments.dtype or default_dtype(backend))
         if tuned is not None:
             return tuned.drafter(bias)
@@ -205,6 +214,22 @@ def _drafter(
     lookup = PromptLookup() if arguments.lookup else None
     shape, streams = arguments.shape or "best-first", has_streams(adapter) or nodes == 1
     return Drafter(nodes, shape, arguments.top_k, bias, lookup=lookup, use_streams=streams)
+
+
+def _asks_for_drafts(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.plain or arguments.nodes or arguments.shape or arguments.lookup)
+
+
+def _hint(
+    bundle: Bundle, adapter: BundledAdapter, backend: str, arguments: argparse.Namespace
+) -> str | None:
+    """What to say of drafts that nobody asked for and nothing chose for this device."""
+    if backend != "mlx" or _asks_for_drafts(arguments) or not has_streams(adapter):
+        return None
+    if not drafts_need_tuning():
+        return None
+    tuned = read_tuning(bundle, adapter.app, arguments.dtype or default_dtype(backend))
+    return None if tuned else untuned_hint(bundle, [adapter.app])
 
 
 def _check_prompts(session: Session, prompts: list[list[int]], file: Path | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass
 
 from ss_device.bundle import Bundle
@@ -115,6 +116,20 @@ def _adaptive(raw: dict) -> AdaptiveChoice:
     for name in KINDS:
         experience[name] = tuple(experience[name])
     return AdaptiveChoice(raw["num_nodes"], StepCosts(**costs), Experience(**experience))
+
+
+def drafts_need_tuning() -> bool:
+    """Whether MLX computes on a CPU here, where every drafted row costs: drafts that were not chosen for
+    the device can be slower than none."""
+    return sys.platform != "darwin"
+
+
+def untuned_hint(bundle: Bundle, apps: list[str]) -> str:
+    """One line for those who run adapters without a choice for this device."""
+    return (
+        f"{', '.join(apps)}: not tuned for this device, drafts may be slower than none: "
+        f"run ss-bench tune {bundle.path} --input FILE --adapter {apps[0]}"
+    )
 
 
 def write_tuning(

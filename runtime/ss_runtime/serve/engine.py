@@ -19,7 +19,7 @@ from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
 from ss_runtime.plain_base import has_streams
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
 from ss_runtime.tokenization import load_tokenizer
-from ss_runtime.tuning import read_tuning
+from ss_runtime.tuning import drafts_need_tuning, read_tuning
 
 
 class ClientGone(Exception):
@@ -90,6 +90,7 @@ class Engine:
         self.started = int(time.time())
         self.bank = self._worker.submit(self._open_bank, dtype, names, quantize).result()
         models = [*self.bank.names, self.bank.base_name]
+        self.untuned: list[str] = []  # adapters whose drafts were not chosen for this device
         # An adaptive drafter learns over requests. All are made now: what was tuned may be unreadable.
         self._drafters = {name: self._new_drafter(self.bank.activate(name)) for name in models}
 
@@ -218,7 +219,13 @@ class Engine:
             tuned = read_tuning(self.bank.bundle, resident.adapter.app, self.bank.dtype)
             if tuned:
                 return tuned.drafter(resident.parent_bias)
-        nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
+            if drafts_need_tuning():
+                self.untuned.append(resident.adapter.app)
+        most = resident.adapter.num_nodes
+        if streams and (self._nodes or 1) > most:
+            app = resident.adapter.app
+            raise UserError(f"--nodes {self._nodes}: '{app}' was made for at most {most} nodes")
+        nodes = min(self._nodes or most, most)
         if not streams and not self._lookup:
             nodes = 1
         lookup = self._lookup if nodes > 1 else None
