@@ -33,6 +33,7 @@ from ss_runtime.backends import (
 from ss_runtime.bench import report
 from ss_runtime.bench.device_memory import MemoryLedger
 from ss_runtime.bench.plots import check_plot_file, plot_applications, plot_result, tuning_costs
+from ss_runtime.bench.recorded_ranks import path_shares
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import FILE, device_name, write_tuning
 
@@ -70,7 +71,7 @@ def _parser() -> CommandParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     run = commands.add_parser("run", help="methods interleaved over the same prompts")
-    _shared(run)
+    _shared(run, needs_input=True)
     run.add_argument(
         "--methods", default="plain,ss,ss-lookup,prompt-lookup", metavar="LIST",
         help="comma-separated: plain, ss, ss-lookup, ss-tuned, prompt-lookup (this runtime), mlx-lm, "
@@ -85,7 +86,7 @@ def _parser() -> CommandParser:
     run.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (needs matplotlib)")
     run.set_defaults(body=run_methods)
     tune = commands.add_parser("tune", help=f"choose nodes and shape for this device, write {FILE}")
-    _shared(tune)
+    _shared(tune, needs_input=False)
     tune.add_argument("--rounds", type=positive, default=9, metavar="N", help="timed steps per tree size")
     tune.set_defaults(body=tune_bundle)
     compare = commands.add_parser("compare", help="two results of `ss-bench run`")
@@ -101,17 +102,18 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _shared(parser: argparse.ArgumentParser) -> None:
+def _shared(parser: argparse.ArgumentParser, needs_input: bool) -> None:
     add = parser.add_argument
     add("bundle", type=Path, metavar="BUNDLE", help="bundle folder made by ss-convert")
     add("--adapter", metavar="NAME", help="which of the bundle's adapters (default: the only one)")
     add(
         "--input",
         type=Path,
-        required=True,
+        required=needs_input,
         metavar="FILE",
         help="JSON lines with prompts or rows; "
-        "with {app} in it: every adapter of the bundle, its name put there (in --output and --plot too)",
+        "with {app} in it: every adapter of the bundle, its name put there (in --output and --plot too)"
+        + ("" if needs_input else "; without: the adapter's recorded rank statistics are used"),
     )
     add("--limit", type=positive, metavar="N", help="only the first N rows")
     add("--max-tokens", type=positive, metavar="N", help="default: the application's")
@@ -124,7 +126,8 @@ def _open(arguments: argparse.Namespace) -> tuple[Bundle, BundledAdapter, list[l
     bundle = open_bundle(arguments.bundle)
     adapter = bundle.adapter(arguments.adapter)
     tokenizer = load_tokenizer(bundle)
-    texts = prompts_from_file(arguments.input, adapter.prompt, arguments.limit)
+    file = arguments.input
+    texts = prompts_from_file(file, adapter.prompt, arguments.limit) if file else []
     prompts = [tokenizer.encode(text) for _, text in texts]
     max_tokens = arguments.max_tokens or adapter.max_tokens
     limits = StepLimits(
@@ -184,31 +187,27 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 
 def tune_bundle(arguments: argparse.Namespace) -> None:
     """Body of `tune`."""
+    bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
     from ss_runtime.bench import tuner
 
-    bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
-
-    model = open_backend("mlx", bundle, adapter, dtype, fastest_stream_rows(adapter, adapter.num_nodes))
-    total = len(prompts) + len(tuner.candidates(adapter.num_nodes, adapter.config.num_streams)) + 1
-    with progress(total, "tuning") as advance:
-        choice, evidence = tuner.tune(
-            model,
-            bundle.parent_bias(adapter),
-            prompts,
-            max_tokens,
-            frozenset(bundle.manifest.architecture.eos_ids),
-            arguments.rounds,
-            advance,
+    rows, kept = fastest_stream_rows(adapter, adapter.num_nodes), adapter.num_nodes
+    if not prompts:
+        path_shares(adapter.rank_statistics)  # refused before the model is loaded
+    model = open_backend("mlx", bundle, adapter, dtype, rows, num_kept=kept)
+    bias, prunes = bundle.parent_bias(adapter), bool(adapter.config.pruning_rank)
+    if not prompts:
+        choice, evidence = tuner.tune_by_ranks(
+            model, bias, adapter.rank_statistics, arguments.rounds, prunes
         )
+    else:
+        stop_ids = frozenset(bundle.manifest.architecture.eos_ids)
+        total = len(prompts) + len(tuner.candidates(adapter.num_nodes, adapter.config.num_streams)) + 1
+        with progress(total, "tuning") as advance:
+            choice, evidence = tuner.tune(
+                model, bias, prompts, max_tokens, stop_ids, arguments.rounds, advance, prunes
+            )
     write_tuning(bundle, adapter.app, dtype, choice, evidence)
-    lines = ["| draft | tokens per call | call ms | drafting ms | predicted tok/s |", "|---" * 5 + "|"]
-    for found in sorted(evidence, key=lambda e: -e["tokens_per_second"]):
-        times = f"{1000 * found['step_seconds']:.2f} | {1000 * found['draft_seconds']:.2f}"
-        lines.append(
-            f"| {found['draft']} | {found['tokens_per_call']:.2f} | {times} "
-            f"| {found['tokens_per_second']:.1f} |"
-        )
-    text = "\n".join([*lines, "", f"chosen: {choice.label()} (in {bundle.path / FILE})"])
+    text = report.tuning_markdown(evidence) + f"\nchosen: {choice.label()} (in {bundle.path / FILE})"
     _show({"choice": choice.label(), "evidence": evidence}, text, arguments.json)
 
 

@@ -94,12 +94,6 @@ class CachedText:
         then what it was.
         """
         arrays, about = _read(path)
-        if about.get("format_version") != str(FORMAT_VERSION) or set(arrays) != {
-            "keys",
-            "values",
-            "tokens",
-        }:
-            raise UserError(f"{path}: not a prompt cache of format version {FORMAT_VERSION}")
         if about.get("content") != self.content:
             raise UserError(
                 f"{path}: made with another base, arithmetic or adapter (content "
@@ -151,6 +145,8 @@ def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
         arrays, about = mx.load(str(path), format="safetensors", return_metadata=True)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({one_line(error)})") from error
+    if about.get("format_version") != str(FORMAT_VERSION) or set(arrays) != {"keys", "values", "tokens"}:
+        raise UserError(f"{path}: not a prompt cache of format version {FORMAT_VERSION}")
     return dict(arrays), dict(about)
 
 
@@ -171,6 +167,10 @@ class ReusingModel:
     @property
     def limits(self) -> StepLimits:
         return self._model.limits
+
+    def keep(self, num_kept: int) -> None:
+        """As `MLXStepModel.keep`."""
+        self._model.keep(num_kept)
 
     def prefill(self, tokens: Sequence[int], choose: Choose | None = None, defer: bool = False) -> Proposal:
         """As `StepModel.prefill`, computing only what the cached text does not begin with."""

@@ -24,13 +24,15 @@ FILE = "tuning.json"
 class DraftChoice:
     """The same draft in every step: nodes per call (1: plain decoding), shape, with copies or without.
 
-    max_streams: draft with the first γ' streams alone.
+    max_streams: draft with the first γ' streams alone. num_kept: nodes that are kept by pruning (None: all,
+    whatever the bundle's package keeps).
     """
 
     num_nodes: int
     shape: str = "best-first"
     lookup: bool = False
     max_streams: int | None = None
+    num_kept: int | None = None
 
     def drafter(self, parent_bias: ParentBias | None) -> Drafter:
         lookup = PromptLookup() if self.lookup else None
@@ -46,7 +48,8 @@ class DraftChoice:
         if self.num_nodes == 1:
             return "plain"
         streams = f" {self.max_streams} streams" if self.max_streams else ""
-        return f"{self.num_nodes} {self.shape}{streams}" + " +lookup" * self.lookup
+        kept = f", {self.num_kept} kept" if self.num_kept else ""
+        return f"{self.num_nodes} {self.shape}{streams}" + " +lookup" * self.lookup + kept
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class AdaptiveChoice:
     num_nodes: int
     costs: StepCosts
     experience: Experience
+    num_kept = None  # it draws smaller trees instead
 
     def drafter(self, parent_bias: ParentBias | None) -> AdaptiveDrafter:
         return AdaptiveDrafter(self.num_nodes, self.costs, self.experience, parent_bias)
@@ -98,11 +102,11 @@ def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | AdaptiveC
 def _choice(raw: dict, most_nodes: int) -> DraftChoice | AdaptiveChoice:
     """A choice that was read and makes a drafter."""
     choice = DraftChoice(**raw) if "costs" not in raw else _adaptive(raw)
-    for name, least in (("num_nodes", 1), ("max_streams", 1)):
+    for name in ("num_nodes", "max_streams", "num_kept"):
         value = getattr(choice, name, None)
-        if value is not None and (type(value) is not int or value < least):
+        if value is not None and (type(value) is not int or value < 1):
             raise UserError(f"{name} is {value!r}")
-    if choice.num_nodes > most_nodes:
+    if max(choice.num_nodes, choice.num_kept or 1) > most_nodes:
         raise UserError(f"tuned for {choice.num_nodes} nodes, the bundle takes {most_nodes}")
     choice.drafter(None)
     return choice
@@ -133,9 +137,12 @@ def untuned_hint(bundle: Bundle, apps: list[str]) -> str:
 
 
 def write_tuning(
-    bundle: Bundle, app: str, dtype: str, choice: DraftChoice | AdaptiveChoice, evidence: list[dict]
+    bundle: Bundle, app: str, dtype: str, choice: DraftChoice | AdaptiveChoice, evidence: dict
 ) -> None:
-    """Add or replace one entry, in one go. A file of another format version is replaced."""
+    """Add or replace one entry, in one go. A file of another format version is replaced.
+
+    evidence: as `bench.tuner.tune` returns it.
+    """
     path = bundle.path / FILE
     raw = read_json(path) if path.is_file() else {}
     if raw.get("format_version") != FORMAT_VERSION:

@@ -15,7 +15,7 @@ from ss_device.errors import UserError, one_line
 from ss_device.files import read_json
 from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
 from ss_runtime.backends import fastest_stream_rows, hugging_face_model, open_backend
-from ss_runtime.tuning import read_tuning
+from ss_runtime.tuning import AdaptiveChoice, DraftChoice, read_tuning
 
 OURS = ("plain", "ss", "ss-lookup", "ss-tuned", "prompt-lookup")
 FOREIGN = ("mlx-lm", "mlx-lm-draft", "hf", "hf-prompt-lookup", "hf-assisted")
@@ -77,12 +77,16 @@ def drafter_of(name: str, setting: Setting) -> Drafter | AdaptiveDrafter | Promp
         return Drafter(adapter.num_nodes, parent_bias=bias, lookup=PromptLookup())
     if name == "prompt-lookup":
         return PromptLookupChain(min(11, adapter.num_nodes))
-    choice = read_tuning(setting.bundle, adapter.app, setting.dtype)
+    return tuned_choice(setting).drafter(bias)
+
+
+def tuned_choice(setting: Setting) -> DraftChoice | AdaptiveChoice:
+    """What `ss-bench tune` chose. Raises UserError where it did not run."""
+    app = setting.adapter.app
+    choice = read_tuning(setting.bundle, app, setting.dtype)
     if choice is None:
-        raise UserError(
-            f"{setting.bundle.path}: no tuning for '{adapter.app}' in {setting.dtype} (ss-bench tune)"
-        )
-    return choice.drafter(bias)
+        raise UserError(f"{setting.bundle.path}: no tuning for '{app}' in {setting.dtype} (ss-bench tune)")
+    return choice
 
 
 class OurMethod:
@@ -90,10 +94,14 @@ class OurMethod:
 
     def __init__(self, name: str, setting: Setting) -> None:
         self._name, self._setting = name, setting
+        kept = None
+        if name == "ss-tuned":
+            kept = tuned_choice(setting).num_kept or setting.adapter.num_nodes
         self.forget()
         uses_streams = getattr(self._drafter, "use_streams", False)
         rows = fastest_stream_rows(setting.adapter, self._drafter.num_nodes if uses_streams else 1)
-        model = open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, rows)
+        options = {"stream_rows": rows, "num_kept": kept}
+        model = open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, **options)
         self._model = TimedModel(model)
 
     def forget(self) -> None:

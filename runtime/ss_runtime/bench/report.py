@@ -70,6 +70,24 @@ def _number(found: dict | None, key: str, digits: int) -> str:
     return f"{found[key]:.{digits}f}" if found and found.get(key) is not None else "–"
 
 
+def tuning_markdown(evidence: dict) -> str:
+    """The candidates of `ss-bench tune`, best first, and seconds by nodes."""
+    lines = ["| draft | tokens per call | call ms | drafting ms | predicted tok/s |", "|---" * 5 + "|"]
+    for found in sorted(evidence["candidates"], key=lambda e: -e["tokens_per_second"]):
+        times = f"{1000 * found['step_seconds']:.2f} | {1000 * found['draft_seconds']:.2f}"
+        most = "at most " if found.get("bound") else ""
+        tokens, rate = found["tokens_per_call"], found["tokens_per_second"]
+        lines.append(f"| {found['draft']} | {most}{tokens:.2f} | {times} | {most}{rate:.1f} |")
+    costs = evidence["costs"]
+    times = [f"{n}: {1000 * s:.2f}" for n, s in zip(costs["sizes"], costs["seconds"], strict=True)]
+    lines += ["", f"tokens per call: {evidence['source']}"]
+    lines += ["", f"ms by nodes: {', '.join(times)}; the streams' own pass {1000 * costs['streams']:.2f}"]
+    for found in costs["pruned"]:
+        here, whole = (1000 * found[name] for name in ("step_seconds", "unpruned_step_seconds"))
+        lines += ["", f"{found['nodes']} nodes, {found['kept']} kept: {here:.2f} instead of {whole:.2f} ms"]
+    return "\n".join(lines) + "\n"
+
+
 def read_result(path: Path) -> dict:
     """A result file of `ss-bench run`, checked as far as `compare` and plots read it. Raises UserError."""
     raw = read_json(path)

@@ -218,6 +218,7 @@ class Engine:
         if streams and not (self._nodes or self._lookup):
             tuned = read_tuning(self.bank.bundle, resident.adapter.app, self.bank.dtype)
             if tuned:
+                resident.model.keep(tuned.num_kept or resident.adapter.num_nodes)
                 return tuned.drafter(resident.parent_bias)
             if drafts_need_tuning():
                 self.untuned.append(resident.adapter.app)

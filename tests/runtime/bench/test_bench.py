@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 
+from ss_device.bundle import write_manifest
 from ss_device.draft_policy import NUM_CELLS, Experience, StepCosts
 from ss_device.errors import UserError
 from ss_runtime.bench import report
 from ss_runtime.bench.device_memory import MemoryLedger
 from ss_runtime.bench.measurement import RUN_COLUMNS, Series, interleave, summarize
 from ss_runtime.bench.methods import Run
+from ss_runtime.bench.plots import tuning_costs
 from ss_runtime.bench.tuner import candidates
 from ss_runtime.bench_command import main
 from ss_runtime.generate_command import main as ss_generate
@@ -112,7 +115,7 @@ def test_figures_by_hand():
 
 
 def test_run_measures_exact_methods_and_compare_reads_them(bundle, rows, mlx_base, tmp_path, capsys):
-    write_tuning(bundle, "one", "float32", DraftChoice(4, "chain", True), [])
+    write_tuning(bundle, "one", "float32", DraftChoice(4, "chain", True), {})
     names = "plain,ss,ss-lookup,ss-tuned,prompt-lookup,mlx-lm,mlx-lm-draft,hf,hf-prompt-lookup,hf-assisted"
     output = tmp_path / "out" / "a.json"
     folders = ["--base", mlx_base.path, "--draft", mlx_base.path]
@@ -200,15 +203,20 @@ def test_tune_writes_a_choice_that_generate_uses(bundle, rows, capsys):
     assert main([str(part) for part in [*command, "--json"]]) == 0
     result = json.loads(capsys.readouterr().out)
     choice = read_tuning(bundle, "one", "float32")
-    assert len(result["evidence"]) == len(candidates(6, 2)) + 1 == 17
-    best = max(result["evidence"], key=lambda e: e["tokens_per_second"])
+    evidence = result["evidence"]
+    assert len(evidence["candidates"]) == len(candidates(6, 2)) + 1 + 4 == 21
+    assert [(p["nodes"], p["kept"]) for p in evidence["costs"]["pruned"]] == [(6, 3), (6, 1)]
+    assert evidence["costs"]["sizes"] == [1, 2, 4, 6] and len(evidence["costs"]["seconds"]) == 4
+    assert tuning_costs(bundle.path / "tuning.json") == {"one:float32": evidence["costs"]}
+    assert "replay of 1 of 2 prompts" in evidence["source"]
+    best = max(evidence["candidates"], key=lambda e: e["tokens_per_second"])
     assert best["draft"] == result["choice"] == choice.label()
     assert read_tuning(bundle, "one", "float16") is None
     costs = StepCosts((1, 6), (0.01, 0.02), 0.005)
     adaptive = AdaptiveChoice(6, costs, Experience(90.0, ((2.0, 0.01),) * NUM_CELLS, trust=((7, 0.5),)))
-    write_tuning(bundle, "one", "float32", adaptive, [])
+    write_tuning(bundle, "one", "float32", adaptive, {})
     assert read_tuning(bundle, "one", "float32") == adaptive
-    write_tuning(bundle, "one", "float32", DraftChoice(1), [])
+    write_tuning(bundle, "one", "float32", DraftChoice(1), {})
     ask = [
         "--bundle",
         str(bundle.path),
@@ -223,10 +231,29 @@ def test_tune_writes_a_choice_that_generate_uses(bundle, rows, capsys):
     assert ss_generate(ask) == 0
     tuned = json.loads(capsys.readouterr().out)
     assert tuned["steps"] == tuned["generated_tokens"] - 1
-    write_tuning(bundle, "one", "float32", adaptive, [])
-    for drafts in ([], ["--nodes", "6"]):
+    write_tuning(bundle, "one", "float32", adaptive, {})
+    pruned = DraftChoice(6, num_kept=3)
+    for drafts, choice in (([], adaptive), ([], pruned), (["--nodes", "6"], pruned)):
+        write_tuning(bundle, "one", "float32", choice, {})
         assert ss_generate([*ask, *drafts]) == 0
         assert json.loads(capsys.readouterr().out)["token_ids"] == tuned["token_ids"]
+
+
+def test_tune_without_prompts_reads_the_recorded_ranks(mlx_base, tmp_path, capsys):
+    bundle = make_bundle(tmp_path / "bundle", mlx_base, {"one": CONFIGS["rich"]})
+    command = ["tune", str(bundle.path), "--rounds", "2", "--dtype", "float32", "--json"]
+    assert main(command) == 2
+    assert "give prompts with --input" in (error := capsys.readouterr().err) and error.count("\n") == 1
+    statistics = {"counts": [[9, 1, 0], [9, 1, 0]], "joint": {"0 0": 8, "0 1": 1, "1 0": 1}}
+    adapter = replace(bundle.manifest.adapters["one"], rank_statistics=statistics)
+    write_manifest(bundle.path, replace(bundle.manifest, adapters={"one": adapter}))
+    assert main(command) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["evidence"]["source"] == "recorded rank statistics"
+    found = {e["draft"]: e["tokens_per_call"] for e in result["evidence"]["candidates"]}
+    assert found["plain"] == 1 and found["2 chain"] == 1.9 and found["6 chain"] == found["4 chain"] == 2.7
+    assert found["4 best-first"] == 2.8 and found["6 best-first"] == 3.0 and found["6 k-ary"] == 2.8
+    assert read_tuning(bundle, "one", "float32").label() == result["choice"]
 
 
 def test_one_command_runs_every_adapter_of_a_bundle(mlx_base, tmp_path, capsys):
