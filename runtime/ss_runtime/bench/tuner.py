@@ -292,7 +292,7 @@ def _pruned_candidates(
             saved = pruned["unpruned_step_seconds"] - pruned["step_seconds"]
             seconds = max(known["step_seconds"] - saved, pruned["step_seconds"]), known["draft_seconds"]
             entry = _evidence(choice.label(), known["tokens_per_call"], *seconds)
-            bound = entry["tokens_per_second"] <= best
+            bound = bool(entry["tokens_per_second"] <= best)
             if not bound:
                 entry = _evidence(choice.label(), decoded(choice), *seconds)
             choices.append(choice)
