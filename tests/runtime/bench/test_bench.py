@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 
 import mlx.core as mx
@@ -132,7 +131,7 @@ def test_run_measures_exact_methods_and_compare_reads_them(bundle, rows, mlx_bas
         assert (found["peak_bytes"] or 1) >= (found["held_bytes"] or 0)
     lines = output.read_text().splitlines()
     assert sum(line.endswith(("true],", "true]")) for line in lines) == 2 * len(result["methods"])
-    assert result["blas_threads"] in (None, int(os.environ.get("OPENBLAS_NUM_THREADS", 1)))
+    assert result["blas_threads"] is None or result["blas_threads"] >= 1
     assert "not measured" in printed
     assert result["methods"]["plain"]["acceptance"]["tokens_per_call"] == 1.0
     assert result["methods"]["ss-lookup"]["acceptance"]["rows_per_call"] > 1
