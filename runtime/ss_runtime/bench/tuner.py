@@ -212,7 +212,7 @@ def tune(
         drafter = choice.drafter(parent_bias)
         return decoded_tokens_per_call(model, choice.num_kept, drafter, asked, max_tokens, stop_ids)
 
-    more, why = _pruned_candidates(dict(zip(wanted[:-1], evidence, strict=False)), table, evidence, decoded)
+    more, why = pruned_candidates(dict(zip(wanted[:-1], evidence, strict=False)), table, evidence, decoded)
     choice = _best([*wanted, *more], [*evidence, *why])
     if isinstance(choice, AdaptiveChoice):
         choice = replace(choice, experience=learn(num_nodes, costs, parent_bias, recordings, stop_ids))
@@ -273,7 +273,7 @@ def _costs(model: MLXStepModel, context: int, rounds: int, prunes: bool) -> tupl
     return costs, table
 
 
-def _pruned_candidates(
+def pruned_candidates(
     judged: dict[DraftChoice, dict],
     table: dict,
     evidence: list[dict],

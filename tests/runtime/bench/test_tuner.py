@@ -13,7 +13,7 @@ from ss_device.training.validation import rank_statistics
 from ss_device.tree import best_first_tree, k_ary_tree
 from ss_runtime.bench.pruning import decoded_tokens_per_call, measure_pruned
 from ss_runtime.bench.recorded_ranks import path_shares, predicted_tokens_per_call
-from ss_runtime.bench.tuner import _pruned_candidates
+from ss_runtime.bench.tuner import pruned_candidates
 from ss_runtime.tuning import DraftChoice
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, mlx_model
 from tests.tiny_models import random_adapter
@@ -120,7 +120,7 @@ def test_pruned_trees_are_decoded_only_where_they_could_win():
     known["tokens_per_second"] = 2.0 / 0.012
     judged = {DraftChoice(8, "best-first", lookup): known for lookup in (False, True)}
     asked = []
-    choices, found = _pruned_candidates(
+    choices, found = pruned_candidates(
         judged, {"pruned": pruned}, [known], lambda choice: asked.append(choice) or 1.5
     )
     assert [c.num_kept for c in asked] == [4, 4] and [c.num_kept for c in choices] == [4, 4, 2, 2]
