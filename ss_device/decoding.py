@@ -213,11 +213,7 @@ def decode(
             history.extend(emitted)
         tree = drafter.grow(proposal, stop_ids, left - 1, history)
         verified = _step(model, tree, text, chooser, defer)
-        path = walk(tree, verified.kept, verified.chosen)
-        if path[-1] != verified.accepted:
-            raise RuntimeError(f"the model accepted node {verified.accepted}, the walk {path[-1]}")
-        correction = int(verified.chosen[np.searchsorted(verified.kept, path[-1])])
-        new = [int(tree.tokens[n]) for n in path[1:]] + [correction]
+        path, new = _accepted(tree, verified)
         emitted, reason = _trim(new, left, stop_ids)
         left -= len(emitted)
         model.commit(path)
@@ -229,7 +225,16 @@ def decode(
             path=tuple(path),
             finish_reason=reason,
         )
-        proposal = _proposal(model, correction, verified.stream_logits, defer)
+        proposal = _proposal(model, new[-1], verified.stream_logits, defer)
+
+
+def _accepted(tree: DraftTree, verified: Verified) -> tuple[list[int], list[int]]:
+    """The accepted nodes, root first, and the new tokens: the drafted ones and the model's own."""
+    path = walk(tree, verified.kept, verified.chosen)
+    if path[-1] != verified.accepted:
+        raise RuntimeError(f"the model accepted node {verified.accepted}, the walk {path[-1]}")
+    correction = int(verified.chosen[np.searchsorted(verified.kept, path[-1])])
+    return path, [int(tree.tokens[n]) for n in path[1:]] + [correction]
 
 
 def _proposal(model: StepModel, root: int, stream_logits: np.ndarray, defer: bool):

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 from safetensors import SafetensorError
@@ -48,6 +49,19 @@ def read_json(path: Path) -> dict:
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object")
     return value
+
+
+def check_writable(path: Path) -> None:
+    """Raise UserError unless a file of this name can be written, before the work that it is to hold."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder, a file is written")
+    if not path.parent.is_dir():
+        raise UserError(f"{path.parent}: no such folder")
+    try:
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 @contextmanager

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 from importlib.util import find_spec
@@ -35,6 +36,10 @@ QUANTIZATIONS = ("4", "8", "mxfp4")
 BASE_FILE = "mlx/base.safetensors"
 CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
+# Unless the environment says otherwise. A second thread waits for the first at every product of matrices:
+# where another program holds its core, decoding stands still.
+OPENBLAS_THREADS = 1
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # read in this order
 
 
 def check_backend(name: str, dtype: str | None = None) -> None:
@@ -98,12 +103,14 @@ def open_backend(
     stream_rows: str | None = None,
     quantize: str | None = None,
     compute_units: str | None = None,
+    num_kept: int | None = None,
 ) -> StepModel:
     """The adapter's step model on a back end.
 
     stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here); quantize:
-    what MLX packs the base's matrices to (`QUANTIZATIONS`); compute_units: engines that Core ML may use.
-    Raises UserError when the back end is unknown, is not to be had here, or a file is damaged.
+    what MLX packs the base's matrices to (`QUANTIZATIONS`); compute_units: engines that Core ML may use;
+    num_kept: nodes that MLX keeps after pruning (None: as the bundle's package). Raises UserError when the
+    back end is unknown, is not to be had here, or a file is damaged.
     """
     check_backend(name, dtype)
     if compute_units is not None and name != "coreml":
@@ -117,7 +124,7 @@ def open_backend(
     dtype = dtype or default_dtype(name)
     if name == "mlx":
         rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
-        return _open_mlx(bundle, adapter, dtype, rows, quantize)
+        return _open_mlx(bundle, adapter, dtype, rows, quantize, num_kept)
     if name == "reference":
         return _open_reference(bundle, adapter, dtype)
     if name == "executor":
@@ -140,12 +147,19 @@ def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:
 
 
 def _open_mlx(
-    bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str, quantize: str | None
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    dtype: str,
+    stream_rows: str,
+    quantize: str | None,
+    num_kept: int | None,
 ) -> StepModel:
     load_openblas()
     from ss_runtime.loading import load_model
 
     settings = {"stream_rows": stream_rows, "quantize": quantize, **_pruning(adapter)}
+    if num_kept is not None:
+        settings["num_kept"] = num_kept
     return load_model(bundle, adapter, dtype, **settings)
 
 
@@ -181,18 +195,27 @@ def _pruning(adapter: BundledAdapter) -> dict:
 def load_openblas() -> Path | None:
     """Put Debian's OpenBLAS in front of the slow BLAS inside MLX's Linux wheel, where it is installed.
 
-    Loaded with global visibility before MLX is, its symbols win. Returns the library's path or None.
+    Loaded with global visibility before MLX is, its symbols win. It gets OPENBLAS_THREADS threads where
+    none of THREAD_VARIABLES is set. Returns the library's path or None.
     """
     if sys.platform != "linux":
         return None
     path = Path(f"/usr/lib/{platform.machine()}-linux-gnu") / OPENBLAS
     if not path.is_file():
         return None
+    if not any(os.environ.get(name) for name in THREAD_VARIABLES):
+        os.environ[THREAD_VARIABLES[0]] = str(OPENBLAS_THREADS)
     try:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError:
         return None
     return path
+
+
+def blas_threads() -> int | None:
+    """Threads of the loaded OpenBLAS; None where MLX computes with something else."""
+    path = load_openblas()
+    return None if path is None else int(ctypes.CDLL(str(path)).openblas_get_num_threads())
 
 
 def _open_reference(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:

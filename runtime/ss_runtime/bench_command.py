@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -22,7 +21,19 @@ from ss_device.command_line import (
 )
 from ss_device.decoding import StepLimits, check_request
 from ss_device.errors import UserError
-from ss_runtime.backends import DTYPES, default_dtype, fastest_stream_rows, load_openblas, open_backend
+from ss_device.files import check_writable
+from ss_runtime.backends import (
+    DTYPES,
+    blas_threads,
+    default_dtype,
+    fastest_stream_rows,
+    load_openblas,
+    open_backend,
+)
+from ss_runtime.bench import report
+from ss_runtime.bench.device_memory import MemoryLedger
+from ss_runtime.bench.plots import check_plot_file, plot_applications, plot_result, tuning_costs
+from ss_runtime.bench.recorded_ranks import path_shares
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import FILE, device_name, write_tuning
 
@@ -60,7 +71,7 @@ def _parser() -> CommandParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     run = commands.add_parser("run", help="methods interleaved over the same prompts")
-    _shared(run)
+    _shared(run, needs_input=True)
     run.add_argument(
         "--methods", default="plain,ss,ss-lookup,prompt-lookup", metavar="LIST",
         help="comma-separated: plain, ss, ss-lookup, ss-tuned, prompt-lookup (this runtime), mlx-lm, "
@@ -76,30 +87,37 @@ def _parser() -> CommandParser:
     )  # fmt: skip
     run.add_argument("--repeat", type=positive, default=1, metavar="N", help="rounds over the prompts")
     run.add_argument("--output", type=Path, metavar="FILE", help="write JSON here and Markdown beside it")
-    run.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG (needs matplotlib)")
+    run.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (needs matplotlib)")
     run.set_defaults(body=run_methods)
     tune = commands.add_parser("tune", help=f"choose nodes and shape for this device, write {FILE}")
-    _shared(tune)
+    _shared(tune, needs_input=False)
     tune.add_argument("--rounds", type=positive, default=9, metavar="N", help="timed steps per tree size")
     tune.set_defaults(body=tune_bundle)
     compare = commands.add_parser("compare", help="two results of `ss-bench run`")
     compare.add_argument("before", type=Path, metavar="A.json")
     compare.add_argument("after", type=Path, metavar="B.json")
+    compare.add_argument("--json", action="store_true", help="print one JSON object")
     compare.set_defaults(body=compare_results)
+    plot = commands.add_parser("plot", help="applications side by side, and time against nodes")
+    plot.add_argument("results", type=Path, nargs="+", metavar="A.json", help="results of `ss-bench run`")
+    plot.add_argument("--tuning", type=Path, metavar="FILE", help=f"a bundle's {FILE}: draw its step times")
+    plot.add_argument("--output", type=Path, required=True, metavar="FILE", help="the picture's name")
+    plot.set_defaults(body=plot_results)
     return parser
 
 
-def _shared(parser: argparse.ArgumentParser) -> None:
+def _shared(parser: argparse.ArgumentParser, needs_input: bool) -> None:
     add = parser.add_argument
     add("bundle", type=Path, metavar="BUNDLE", help="bundle folder made by ss-convert")
     add("--adapter", metavar="NAME", help="which of the bundle's adapters (default: the only one)")
     add(
         "--input",
         type=Path,
-        required=True,
+        required=needs_input,
         metavar="FILE",
         help="JSON lines with prompts or rows; "
-        "with {app} in it: every adapter of the bundle, its name put there (in --output and --plot too)",
+        "with {app} in it: every adapter of the bundle, its name put there (in --output and --plot too)"
+        + ("" if needs_input else "; without: the adapter's recorded rank statistics are used"),
     )
     add("--limit", type=positive, metavar="N", help="only the first N rows")
     add("--max-tokens", type=positive, metavar="N", help="default: the application's")
@@ -112,7 +130,8 @@ def _open(arguments: argparse.Namespace) -> tuple[Bundle, BundledAdapter, list[l
     bundle = open_bundle(arguments.bundle)
     adapter = bundle.adapter(arguments.adapter)
     tokenizer = load_tokenizer(bundle)
-    texts = prompts_from_file(arguments.input, adapter.prompt, arguments.limit)
+    file = arguments.input
+    texts = prompts_from_file(file, adapter.prompt, arguments.limit) if file else []
     prompts = [tokenizer.encode(text) for _, text in texts]
     max_tokens = arguments.max_tokens or adapter.max_tokens
     limits = StepLimits(
@@ -126,73 +145,95 @@ def _open(arguments: argparse.Namespace) -> tuple[Bundle, BundledAdapter, list[l
 
 def run_methods(arguments: argparse.Namespace) -> None:
     """Body of `run`."""
-    from ss_runtime.bench import measurement, methods, report
+    from ss_runtime.bench import measurement, methods
 
     names = [name.strip() for name in arguments.methods.split(",")]
     if unknown := [name for name in names if name not in methods.METHODS]:
         raise UserError(f"unknown method '{unknown[0]}' (known: {', '.join(methods.METHODS)})")
+    _check_outputs(arguments)
     bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
     folders = arguments.base, arguments.draft
     setting = methods.Setting(bundle, adapter, dtype, *folders, arguments.draft_tokens)
-    opened = {name: methods.open_method(name, setting) for name in dict.fromkeys(names)}
+    memory, opened = MemoryLedger(), {}
+    for name in dict.fromkeys(names):
+        with memory.account(name, counted=False):
+            opened[name] = methods.open_method(name, setting)
     with progress(len(prompts) * len(opened) * arguments.repeat, "measuring") as advance:
-        series = measurement.interleave(opened, prompts, max_tokens, arguments.repeat, advance)
+        series = measurement.interleave(opened, prompts, max_tokens, arguments.repeat, advance, memory)
     result = {
         "format_version": report.FORMAT_VERSION,
         "version": program_version(),
         "device": device_name(),
         "dtype": dtype,
+        "blas_threads": blas_threads(),
         "adapter": adapter.app,
         "base": bundle.manifest.base.name,
         "prompts": len(prompts),
         "max_tokens": max_tokens,
         "load_average": list(os.getloadavg()),
+        "run_columns": list(measurement.RUN_COLUMNS),
         "methods": measurement.summarize(series),
     }
     if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-        arguments.output.with_suffix(".md").write_text(report.markdown(result))
+        report.write_result(result, arguments.output)
     if arguments.plot:
-        report.plot(result, arguments.plot)
+        plot_result(result, arguments.plot)
     _show(result, report.markdown(result), arguments.json)
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Refuse what could not be written in the end; folders of results are made."""
+    for path in filter(None, (arguments.output, arguments.plot)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path)
+    if arguments.plot:
+        check_plot_file(arguments.plot)
 
 
 def tune_bundle(arguments: argparse.Namespace) -> None:
     """Body of `tune`."""
+    bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
     from ss_runtime.bench import tuner
 
-    bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
-
-    model = open_backend("mlx", bundle, adapter, dtype, fastest_stream_rows(adapter, adapter.num_nodes))
-    total = len(prompts) + len(tuner.candidates(adapter.num_nodes, adapter.config.num_streams)) + 1
-    with progress(total, "tuning") as advance:
-        choice, evidence = tuner.tune(
-            model,
-            bundle.parent_bias(adapter),
-            prompts,
-            max_tokens,
-            frozenset(bundle.manifest.architecture.eos_ids),
-            arguments.rounds,
-            advance,
+    rows, kept = fastest_stream_rows(adapter, adapter.num_nodes), adapter.num_nodes
+    if not prompts:
+        path_shares(adapter.rank_statistics)  # refused before the model is loaded
+    model = open_backend("mlx", bundle, adapter, dtype, rows, num_kept=kept)
+    bias, prunes = bundle.parent_bias(adapter), bool(adapter.config.pruning_rank)
+    if not prompts:
+        choice, evidence = tuner.tune_by_ranks(
+            model, bias, adapter.rank_statistics, arguments.rounds, prunes
         )
+    else:
+        stop_ids = frozenset(bundle.manifest.architecture.eos_ids)
+        total = len(prompts) + len(tuner.candidates(adapter.num_nodes, adapter.config.num_streams)) + 1
+        with progress(total, "tuning") as advance:
+            choice, evidence = tuner.tune(
+                model, bias, prompts, max_tokens, stop_ids, arguments.rounds, advance, prunes
+            )
     write_tuning(bundle, adapter.app, dtype, choice, evidence)
-    lines = ["| draft | tokens per call | call ms | drafting ms | predicted tok/s |", "|---" * 5 + "|"]
-    for found in sorted(evidence, key=lambda e: -e["tokens_per_second"]):
-        times = f"{1000 * found['step_seconds']:.2f} | {1000 * found['draft_seconds']:.2f}"
-        lines.append(
-            f"| {found['draft']} | {found['tokens_per_call']:.2f} | {times} "
-            f"| {found['tokens_per_second']:.1f} |"
-        )
-    text = "\n".join([*lines, "", f"chosen: {choice.label()} (in {bundle.path / FILE})"])
+    text = report.tuning_markdown(evidence) + f"\nchosen: {choice.label()} (in {bundle.path / FILE})"
     _show({"choice": choice.label(), "evidence": evidence}, text, arguments.json)
 
 
 def compare_results(arguments: argparse.Namespace) -> None:
     """Body of `compare`."""
-    from ss_runtime.bench import report
+    compared = report.compare(report.read_result(arguments.before), report.read_result(arguments.after))
+    _show(compared, report.comparison_markdown(compared), arguments.json)
 
-    print(report.compare(report.read_result(arguments.before), report.read_result(arguments.after)), end="")
+
+def plot_results(arguments: argparse.Namespace) -> None:
+    """Body of `plot`. An application's label is its file's name."""
+    check_writable(arguments.output)
+    check_plot_file(arguments.output)
+    results: dict[str, dict] = {}
+    for path in arguments.results:
+        label = path.stem.removeprefix("benchmark_")
+        if label in results:
+            raise UserError(f"{path}: two results are named '{label}'")
+        results[label] = report.read_result(path)
+    costs = tuning_costs(arguments.tuning) if arguments.tuning else {}
+    plot_applications(results, costs, arguments.output)
 
 
 def _show(result: dict, text: str, as_json: bool) -> None:

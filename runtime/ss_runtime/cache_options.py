@@ -9,6 +9,7 @@ from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.command_line import positive
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError
+from ss_device.files import check_writable
 
 
 def add_cache_options(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +33,7 @@ def check_cache_options(arguments: argparse.Namespace) -> None:
         raise UserError("--trim-cache needs --prompt-cache")
     if file is None:
         return
-    if not file.parent.is_dir():
-        raise UserError(f"{file.parent}: no such folder")
-    if file.is_dir():
-        raise UserError(f"{file}: a folder, not a prompt cache")
+    check_writable(file)
     if arguments.trim_cache and not file.exists():
         raise UserError(f"{file}: no such file to trim")
 

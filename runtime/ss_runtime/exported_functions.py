@@ -260,19 +260,7 @@ def first_difference(bundle: Bundle, adapter: BundledAdapter, calls: int) -> str
     A made-up prompt longer than a chunk, then the runtime's drafts, whose accepted nodes both commit. In
     half precision the comparison ends where one of them alone keeps or accepts a node (a near tie).
     """
-    from ss_runtime.loading import load_model
-
-    functions = adapter.mlxfn
-    runtime = load_model(
-        bundle,
-        adapter,
-        functions.dtype,
-        num_nodes=functions.num_nodes,
-        num_kept=functions.num_kept,
-        prune_over=functions.prune_over,
-        context=functions.context,
-        stream_rows="kept",
-    )
+    functions, runtime = adapter.mlxfn, _same_runtime(bundle, adapter)
     exported, drafter = open_functions(bundle, adapter), Drafter(functions.num_nodes)
     room = functions.context - (calls + 1) * functions.num_nodes
     vocab = bundle.manifest.architecture.vocab_size
@@ -295,6 +283,23 @@ def first_difference(bundle: Bundle, adapter: BundledAdapter, calls: int) -> str
         chosen = ours.chosen[np.searchsorted(ours.kept, ours.accepted)]
         proposal = Proposal(int(chosen), ours.stream_logits)
     return None
+
+
+def _same_runtime(bundle: Bundle, adapter: BundledAdapter):
+    """The runtime's own model in the sizes that the functions were exported for."""
+    from ss_runtime.loading import load_model
+
+    functions = adapter.mlxfn
+    return load_model(
+        bundle,
+        adapter,
+        functions.dtype,
+        num_nodes=functions.num_nodes,
+        num_kept=functions.num_kept,
+        prune_over=functions.prune_over,
+        context=functions.context,
+        stream_rows="kept",
+    )
 
 
 def _close(ours: np.ndarray, theirs: np.ndarray, dtype: str) -> bool:

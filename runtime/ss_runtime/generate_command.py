@@ -39,14 +39,15 @@ from ss_runtime.generation import GenerationStep, Result, generate_steps, summar
 from ss_runtime.plain_base import has_streams, plain_base
 from ss_runtime.token_choice import add_choice_options, chooser_from_options
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
-from ss_runtime.tuning import read_tuning
+from ss_runtime.tuning import AdaptiveChoice, DraftChoice, drafts_need_tuning, read_tuning, untuned_hint
 
 SHAPES = ("best-first", "chain", "k-ary")
 
 
 @dataclass(frozen=True)
 class Session:
-    """A loaded back end with everything a generation needs. messages: of a conversation taken up again."""
+    """A loaded back end with everything a generation needs. messages: of a conversation taken up again;
+    hint: a line for the user before the first answer."""
 
     model: StepModel
     drafter: Drafter
@@ -56,6 +57,7 @@ class Session:
     max_tokens: int
     chooser: Chooser | None = None
     messages: list[dict] = field(default_factory=list)
+    hint: str | None = None
 
     def steps(self, prompt_ids: list[int]):
         """Iterator of GenerationStep for one prompt."""
@@ -135,10 +137,12 @@ def generate_command(arguments: argparse.Namespace) -> None:
         from ss_runtime.chat import talk
 
         session = open_session(bundle, adapter, tokenizer, arguments, chooser)
+        _say(session.hint)
         return talk(session, ChatPrompt(bundle.path, tokenizer), arguments.prompt_cache)
     prompts = [tokenizer.encode(text) for text in read_prompts(arguments, adapter)]
     session = open_session(bundle, adapter, tokenizer, arguments, chooser)
     _check_prompts(session, prompts, arguments.input)
+    _say(session.hint)
     results: list[Result] = []
     for ids in prompts:
         records, result = run_prompt(session, ids, arguments.show_steps, arguments.json)
@@ -149,6 +153,11 @@ def generate_command(arguments: argparse.Namespace) -> None:
         session.model.text.save(arguments.prompt_cache)
     if len(results) > 1 and not arguments.json:
         print(_overall(results), file=sys.stderr)
+
+
+def _say(line: str | None) -> None:
+    if line:
+        print(line, file=sys.stderr)
 
 
 def read_prompts(arguments: argparse.Namespace, adapter: BundledAdapter) -> list[str]:
@@ -168,12 +177,14 @@ def open_session(
     """Check the request and load the back end it names."""
     name = arguments.backend or ("mlx" if arguments.no_adapter else default_backend(bundle, adapter))
     check_backend(name, arguments.dtype)
-    drafter = _drafter(bundle, adapter, name, arguments)
+    tuned = _tuned(bundle, adapter, name, arguments)
+    drafter = tuned.drafter(bundle.parent_bias(adapter)) if tuned else _drafter(bundle, adapter, arguments)
     if arguments.prompt_cache and name != "mlx":
         raise UserError(f"--prompt-cache holds keys and values of MLX, not of back end '{name}'")
     rows = fastest_stream_rows(adapter, drafter.num_nodes)
+    kept = (tuned.num_kept or adapter.num_nodes) if tuned else None
     model = open_backend(
-        name, bundle, adapter, arguments.dtype, rows, arguments.quantize, arguments.compute_units
+        name, bundle, adapter, arguments.dtype, rows, arguments.quantize, arguments.compute_units, kept
     )
     messages: list[dict] = []
     if name == "mlx" and (arguments.chat or arguments.prompt_cache):
@@ -188,26 +199,42 @@ def open_session(
         stop_ids=frozenset(bundle.manifest.architecture.eos_ids),
         max_tokens=arguments.max_tokens or adapter.max_tokens,
         chooser=chooser,
+        hint=None if tuned else _hint(bundle, adapter, name, arguments),
     )
 
 
-def _drafter(
+def _tuned(
     bundle: Bundle, adapter: BundledAdapter, backend: str, arguments: argparse.Namespace
-) -> Drafter:
-    """The draft that the options ask for; without any, what ss-bench tune chose on this device."""
-    bias = bundle.parent_bias(adapter)
-    asked = arguments.plain or arguments.nodes or arguments.shape or arguments.lookup
+) -> DraftChoice | AdaptiveChoice | None:
+    """What ss-bench tune chose on this device, where no option asks for drafts."""
+    if backend != "mlx" or _asks_for_drafts(arguments) or not has_streams(adapter):
+        return None
+    return read_tuning(bundle, adapter.app, arguments.dtype or default_dtype(backend))
+
+
+def _hint(
+    bundle: Bundle, adapter: BundledAdapter, backend: str, arguments: argparse.Namespace
+) -> str | None:
+    """What to say of drafts that nobody asked for and nothing chose for this device."""
+    if backend != "mlx" or _asks_for_drafts(arguments) or not has_streams(adapter):
+        return None
+    return untuned_hint(bundle, [adapter.app]) if drafts_need_tuning() else None
+
+
+def _asks_for_drafts(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.plain or arguments.nodes or arguments.shape or arguments.lookup)
+
+
+def _drafter(bundle: Bundle, adapter: BundledAdapter, arguments: argparse.Namespace) -> Drafter:
+    """The draft that the options ask for, or the bundle's."""
     if not has_streams(adapter) and not arguments.lookup:
         return Drafter(1)
-    if backend == "mlx" and not asked:
-        tuned = read_tuning(bundle, adapter.app, arguments.dtype or default_dtype(backend))
-        if tuned is not None:
-            return tuned.drafter(bias)
     nodes = 1 if arguments.plain else (arguments.nodes or adapter.num_nodes)
     if nodes > adapter.num_nodes:
         raise UserError(f"--nodes {nodes}: the bundle was made for at most {adapter.num_nodes} nodes")
     lookup = PromptLookup() if arguments.lookup else None
     shape, streams = arguments.shape or "best-first", has_streams(adapter) or nodes == 1
+    bias = bundle.parent_bias(adapter)
     return Drafter(nodes, shape, arguments.top_k, bias, lookup=lookup, use_streams=streams)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from weakref import ref
 
 import mlx.core as mx
 import numpy as np
@@ -87,16 +89,26 @@ class MLXStepModel:
         )
         self._kept: np.ndarray | None = None
         self._drafting: mx.array | None = None  # [1, h], of a step whose streams were put off
-        if compiled is None:
-            compiled = mx.default_device() == mx.gpu
-        # Weights are listed as captured inputs: otherwise a later change of a weight would be ignored.
-        self._compiled = compiled
-        steps = {defer: partial(self._step_graph, defer=defer) for defer in (False, True)}
-        if compiled:
-            steps = {defer: mx.compile(step, inputs=self.decoder) for defer, step in steps.items()}
-        elif stream_rows == "accepted":
+        self._compiled = mx.default_device() == mx.gpu if compiled is None else compiled
+        if not self._compiled and stream_rows == "accepted":
             self.decoder.merge_stream_lora()
-        self._run_step = steps
+        self.keep(num_kept)
+
+    def keep(self, num_kept: int) -> None:
+        """Keep at most so many nodes of a step's tree from now on (num_nodes: no pruning)."""
+        _check_kept(num_kept, self.limits.num_nodes)
+        self.limits = replace(self.limits, num_kept=num_kept)
+        steps = (False, True) if self._compiled else ()
+        self._compiled_steps = {defer: self._compile(defer) for defer in steps}
+
+    def _compile(self, defer: bool):
+        """`_step_graph`, compiled, which must not hold this model: a cycle would keep its weights until the
+        next collection of garbage. Weights are listed as captured inputs: otherwise a later change of a
+        weight would be ignored."""
+        model = ref(self)
+        return mx.compile(
+            lambda *inputs: model()._step_graph(*inputs, defer=defer), inputs=self.decoder
+        )
 
     def prefill(
         self, tokens: Sequence[int], choose: Choose | None = None, reuse: int = 0, defer: bool = False
@@ -132,10 +144,10 @@ class MLXStepModel:
         self.cache.reserve(self._scratch_rows(size))
         arrays, ancestors = _upload(tree, size)
         length = mx.array([self.cache.length])
-        run = self._run_step[defer]
-        if choose is not None:
-            decide = partial(_choose_on_host, choose, tree.num_nodes)
-            run = partial(self._step_graph, decide=decide, defer=defer)
+        decide = partial(_choose_on_host, choose, tree.num_nodes) if choose is not None else None
+        run = partial(self._step_graph, decide=decide, defer=defer)
+        if self._compiled and choose is None:
+            run = self._compiled_steps[defer]
         # The buffers are handed over, not shared: MLX then writes the rows in place.
         kv, self.cache.layers = self.cache.layers, []
         outcome, drafted, self.cache.layers = run(arrays, ancestors, length, kv)
@@ -328,6 +340,11 @@ def _upload(tree: DraftTree, size: int) -> tuple[mx.array, mx.array]:
     return mx.array(arrays), mx.array(tree.ancestor_mask(size))
 
 
+def _check_kept(num_kept: int, num_nodes: int) -> None:
+    if not 1 <= num_kept <= num_nodes:
+        raise UserError(f"kept nodes {num_kept} must lie between 1 and the {num_nodes} nodes")
+
+
 def _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows) -> None:
     for name, value, known in (
         ("prune_over", prune_over, PRUNE_OVER),
@@ -336,7 +353,6 @@ def _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows)
     ):
         if value not in known:
             raise UserError(f"{name} '{value}' is not one of {', '.join(known)}")
-    if not 1 <= num_kept <= num_nodes:
-        raise UserError(f"kept nodes {num_kept} must lie between 1 and the {num_nodes} nodes")
+    _check_kept(num_kept, num_nodes)
     if config.main_attends_streams and stream_rows != "kept":
         raise UserError(f"stream_rows '{stream_rows}' changes a main stream that attends to streams")

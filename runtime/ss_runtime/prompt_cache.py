@@ -80,8 +80,12 @@ class CachedText:
             "messages": json.dumps(list(messages), ensure_ascii=False),
         }
         partial = path.with_name(f".{path.name}.partial.safetensors")
-        mx.save_safetensors(str(partial), arrays, about)
-        os.replace(partial, path)
+        try:
+            mx.save_safetensors(str(partial), arrays, about)
+            os.replace(partial, path)
+        except (RuntimeError, OSError) as error:
+            partial.unlink(missing_ok=True)
+            raise UserError(f"{path}: cannot be written ({one_line(error)})") from error
 
     def load(self, path: Path, context: int) -> list[dict]:
         """Replace the text by a saved one. → the messages saved with it.
@@ -90,12 +94,6 @@ class CachedText:
         then what it was.
         """
         arrays, about = _read(path)
-        if about.get("format_version") != str(FORMAT_VERSION) or set(arrays) != {
-            "keys",
-            "values",
-            "tokens",
-        }:
-            raise UserError(f"{path}: not a prompt cache of format version {FORMAT_VERSION}")
         if about.get("content") != self.content:
             raise UserError(
                 f"{path}: made with another base, arithmetic or adapter (content "
@@ -104,6 +102,7 @@ class CachedText:
         tokens = arrays["tokens"].tolist()
         if len(tokens) > context:
             raise UserError(f"{path}: {len(tokens)} tokens, the context holds {context}")
+        messages = _messages(path, about)
         kv = self.kv
         shape = kv.shape(len(tokens))
         for name in ("keys", "values"):
@@ -122,7 +121,21 @@ class CachedText:
         mx.eval(kv.layers)
         kv.length = len(tokens)
         self.tokens, self.reusable = tokens, len(tokens)
-        return json.loads(about.get("messages", "[]"))
+        return messages
+
+
+def _messages(path: Path, about: dict[str, str]) -> list[dict]:
+    """The conversation in a file's metadata. Raises UserError for what is none."""
+    try:
+        messages = json.loads(about.get("messages", "[]"))
+    except (ValueError, RecursionError):
+        messages = None
+    texts = ("role", "content")
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and all(isinstance(m.get(text), str) for text in texts) for m in messages
+    ):
+        raise UserError(f"{path}: its conversation is not a list of messages")
+    return messages
 
 
 def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
@@ -132,6 +145,8 @@ def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
         arrays, about = mx.load(str(path), format="safetensors", return_metadata=True)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({one_line(error)})") from error
+    if about.get("format_version") != str(FORMAT_VERSION) or set(arrays) != {"keys", "values", "tokens"}:
+        raise UserError(f"{path}: not a prompt cache of format version {FORMAT_VERSION}")
     return dict(arrays), dict(about)
 
 
@@ -152,6 +167,10 @@ class ReusingModel:
     @property
     def limits(self) -> StepLimits:
         return self._model.limits
+
+    def keep(self, num_kept: int) -> None:
+        """As `MLXStepModel.keep`."""
+        self._model.keep(num_kept)
 
     def prefill(self, tokens: Sequence[int], choose: Choose | None = None, defer: bool = False) -> Proposal:
         """As `StepModel.prefill`, computing only what the cached text does not begin with."""

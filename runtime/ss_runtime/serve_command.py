@@ -12,6 +12,7 @@ from ss_device.bundle import open_bundle
 from ss_device.command_line import CommandParser, positive, run_command
 from ss_device.errors import UserError
 from ss_runtime.backends import BASE_FILE, DTYPES, QUANTIZATIONS, default_dtype, load_openblas
+from ss_runtime.tuning import untuned_hint
 
 # Running answers get this long after a signal; the call that runs then must end within the second time.
 SHUTDOWN_SECONDS, LAST_CALL_SECONDS = 5, 60
@@ -82,9 +83,10 @@ def serve(arguments: argparse.Namespace) -> None:
         drafting = arguments.lookup, arguments.nodes
         engine = Engine(bundle, dtype, arguments.queue, *drafting, names, arguments.quantize)
         config.app = make_app(engine, arguments.body_limit, arguments.max_tokens)
-        host, port = socket.getsockname()[:2]
         models = ", ".join([*engine.bank.names, engine.bank.base_name])
-        print(f"{models} at http://{host}:{port}/v1 (Ctrl-C ends)", file=sys.stderr)
+        print(f"{models} at http://{_place(socket)}/v1 (Ctrl-C ends)", file=sys.stderr)
+        if engine.untuned:
+            print(untuned_hint(bundle, engine.untuned), file=sys.stderr)
         # uvicorn ends gracefully at a signal and then raises it again.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
@@ -103,12 +105,23 @@ def _server(config, engine):
     return Server(config)
 
 
+def _place(listener) -> str:
+    """Host and port of a bound socket, as a URL has them."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def listening(config):
-    """A bound socket, taken before anything heavy is loaded. Raises UserError when it cannot be had."""
+    """A bound socket, taken before anything heavy is loaded: IPv4 where the host has such an address.
+
+    Raises UserError when it cannot be had.
+    """
     import socket
 
     try:
-        return socket.create_server((config.host, config.port), backlog=config.backlog)
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        return socket.create_server(address[:2], family=family, backlog=config.backlog)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"cannot listen on {config.host}:{config.port}: {reason}") from error

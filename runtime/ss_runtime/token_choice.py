@@ -70,6 +70,8 @@ def make_chooser(
     if temperature < 0:
         raise UserError(f"temperature {temperature} must not be negative (0 is greedy)")
     if temperature == 0:
+        if "seed" in settings:
+            Sampling(seed=settings["seed"])  # greedy needs none, but one that cannot be is no seed
         unused = sorted(set(settings) - {"seed"}) + ["typical acceptance"] * (lossy_typical is not None)
         if unused:
             raise UserError(f"{unused[0].replace('_', '-')} needs a temperature above 0")

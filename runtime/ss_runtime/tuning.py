@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass
 
 from ss_device.bundle import Bundle
@@ -23,13 +24,15 @@ FILE = "tuning.json"
 class DraftChoice:
     """The same draft in every step: nodes per call (1: plain decoding), shape, with copies or without.
 
-    max_streams: draft with the first γ' streams alone.
+    max_streams: draft with the first γ' streams alone. num_kept: nodes that are kept by pruning (None: all,
+    whatever the bundle's package keeps).
     """
 
     num_nodes: int
     shape: str = "best-first"
     lookup: bool = False
     max_streams: int | None = None
+    num_kept: int | None = None
 
     def drafter(self, parent_bias: ParentBias | None) -> Drafter:
         lookup = PromptLookup() if self.lookup else None
@@ -45,7 +48,8 @@ class DraftChoice:
         if self.num_nodes == 1:
             return "plain"
         streams = f" {self.max_streams} streams" if self.max_streams else ""
-        return f"{self.num_nodes} {self.shape}{streams}" + " +lookup" * self.lookup
+        kept = f", {self.num_kept} kept" if self.num_kept else ""
+        return f"{self.num_nodes} {self.shape}{streams}" + " +lookup" * self.lookup + kept
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class AdaptiveChoice:
     num_nodes: int
     costs: StepCosts
     experience: Experience
+    num_kept = None  # it draws smaller trees instead
 
     def drafter(self, parent_bias: ParentBias | None) -> AdaptiveDrafter:
         return AdaptiveDrafter(self.num_nodes, self.costs, self.experience, parent_bias)
@@ -76,7 +81,7 @@ def device_name() -> str:
 def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | AdaptiveChoice | None:
     """The choice for an adapter, arithmetic and this device; None where nothing was measured.
 
-    Raises UserError for a damaged file.
+    Raises UserError for a damaged file, or for more nodes than the adapter takes by now.
     """
     path = bundle.path / FILE
     if not path.is_file():
@@ -89,14 +94,25 @@ def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | AdaptiveC
         )
     try:
         entry = raw["devices"].get(device_name(), {}).get(f"{app}:{dtype}")
-        return _choice(entry["choice"]) if entry else None
+        return _choice(entry["choice"], bundle.adapter(app).num_nodes) if entry else None
     except (KeyError, TypeError, AttributeError, ValueError, UserError) as error:
         raise UserError(f"{path}: missing or wrong entry ({error}); run ss-bench tune again") from error
 
 
-def _choice(raw: dict) -> DraftChoice | AdaptiveChoice:
-    if "costs" not in raw:
-        return DraftChoice(**raw)
+def _choice(raw: dict, most_nodes: int) -> DraftChoice | AdaptiveChoice:
+    """A choice that was read and makes a drafter."""
+    choice = DraftChoice(**raw) if "costs" not in raw else _adaptive(raw)
+    for name in ("num_nodes", "max_streams", "num_kept"):
+        value = getattr(choice, name, None)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError(f"{name} is {value!r}")
+    if max(choice.num_nodes, choice.num_kept or 1) > most_nodes:
+        raise UserError(f"tuned for {choice.num_nodes} nodes, the bundle takes {most_nodes}")
+    choice.drafter(None)
+    return choice
+
+
+def _adaptive(raw: dict) -> AdaptiveChoice:
     costs = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["costs"].items()}
     experience = dict(raw["experience"])
     for name in ("gains", "trust"):
@@ -106,10 +122,27 @@ def _choice(raw: dict) -> DraftChoice | AdaptiveChoice:
     return AdaptiveChoice(raw["num_nodes"], StepCosts(**costs), Experience(**experience))
 
 
+def drafts_need_tuning() -> bool:
+    """Whether MLX computes on a CPU here, where every drafted row costs: drafts that were not chosen for
+    the device can be slower than none."""
+    return sys.platform != "darwin"
+
+
+def untuned_hint(bundle: Bundle, apps: list[str]) -> str:
+    """One line for those who run adapters without a choice for this device."""
+    return (
+        f"{', '.join(apps)}: not tuned for this device, drafts may be slower than none: "
+        f"run ss-bench tune {bundle.path} --input FILE --adapter {apps[0]}"
+    )
+
+
 def write_tuning(
-    bundle: Bundle, app: str, dtype: str, choice: DraftChoice | AdaptiveChoice, evidence: list[dict]
+    bundle: Bundle, app: str, dtype: str, choice: DraftChoice | AdaptiveChoice, evidence: dict
 ) -> None:
-    """Add or replace one entry, in one go. A file of another format version is replaced."""
+    """Add or replace one entry, in one go. A file of another format version is replaced.
+
+    evidence: as `bench.tuner.tune` returns it.
+    """
     path = bundle.path / FILE
     raw = read_json(path) if path.is_file() else {}
     if raw.get("format_version") != FORMAT_VERSION:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+from weakref import ref
 
 import mlx.core as mx
 import numpy as np
@@ -15,8 +17,8 @@ from ss_runtime.adapter_bank import AdapterBank
 from ss_runtime.loading import load_model
 from ss_runtime.prompt_cache import cache_content
 from tests.runtime.bundles import make_bundle
-from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED
-from tests.tiny_models import make_tiny_base
+from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
+from tests.tiny_models import make_tiny_base, random_adapter
 
 CONFIG_OF = {"one": CONFIGS["paper"], "two": CONFIGS["rich"], "v1": SHARED[False], "v2": SHARED[True]}
 
@@ -97,6 +99,40 @@ def test_load_and_unload_while_running(bundle):
     with pytest.raises(UserError, match="no adapter 'three'"):
         bank.load("three")
     assert answer(bank.load("one").model, None, PROMPT)
+
+
+def test_unloading_frees_memory_at_once(bundle):
+    """Live arrays are what they were, without a collection of garbage."""
+    bank = AdapterBank(bundle, "float32", ["one"])
+    gc.collect()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        answer(bank.load("v1").model, None, PROMPT)
+        assert mx.get_active_memory() > before + bank.memory()["v1"] / 2
+        bank.unload("v1")
+        assert mx.get_active_memory() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("rows", ["kept", "accepted"])
+def test_a_compiled_model_is_freed_at_once(mlx_base, rows):
+    gc.collect()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        adapter = random_adapter(mlx_base, CONFIGS["rich"])
+        model = mlx_model(mlx_base, adapter, stream_rows=rows, compiled=True)
+        gone = ref(model)
+        answer(model, None, PROMPT)
+        mx.eval(model.decoder.parameters())
+        held = mx.get_active_memory() - before
+        del model
+        assert gone() is None
+        assert mx.get_active_memory() - before < held / 10
+    finally:
+        gc.enable()
 
 
 def test_the_base_alone(bundle, bank, hugging_face):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import mlx.core as mx
 import pytest
 
 from ss_runtime.generate_command import main
@@ -28,8 +29,6 @@ def text(bundle, capsys, *options):
 
 
 def cached_tokens(file):
-    import mlx.core as mx
-
     return mx.load(str(file))["tokens"].tolist()
 
 
@@ -67,18 +66,28 @@ def test_bad_caches_and_options_are_one_line(bundle, capsys, tmp_path):
     damaged, other = tmp_path / "damaged", tmp_path / "other.safetensors"
     damaged.write_bytes(content[:60])
     other.write_bytes((bundle.path / "mlx/base.safetensors").read_bytes())
+    (tmp_path / "broken").mkdir()
+    arrays, about = mx.load(str(file), return_metadata=True)
+    talks = []
+    for number, messages in enumerate(("{", '{"role": "user"}', "[3]", '[{"role": "user"}]')):
+        talk = str(tmp_path / f"broken/{number}.safetensors")
+        mx.save_safetensors(talk, arrays, {**about, "messages": messages})
+        talks.append((("--adapter", "one", "--prompt-cache", talk), "conversation"))
     cases = [
+        *talks,
         (("--adapter", "two", "--prompt-cache", str(file)), "another base, arithmetic or adapter"),
         (("--adapter", "one", "--dtype", "float16", "--prompt-cache", str(file)), "another base"),
         (("--adapter", "one", "--quantize", "8", "--prompt-cache", str(file)), "its rows of"),
         (("--adapter", "one", "--prompt-cache", str(damaged)), "not a readable safetensors"),
         (("--adapter", "one", "--prompt-cache", str(other)), "not a prompt cache"),
-        (("--adapter", "one", "--prompt-cache", str(tmp_path)), "a folder"),
+        (("--adapter", "one", "--prompt-cache", str(tmp_path)), "is a folder"),
         (("--adapter", "one", "--prompt-cache", str(tmp_path / "no" / "file")), "no such folder"),
         (("--adapter", "one", "--trim-cache", "3"), "needs --prompt-cache"),
         (("--adapter", "one", "--prompt-cache", str(tmp_path / "no"), "--trim-cache", "3"), "to trim"),
         (("--adapter", "one", "--prompt-cache", str(file), "--trim-cache", "999"), "cannot be trimmed"),
         (("--no-adapter", "--adapter", "one"), "leave --adapter"),
+        (("--adapter", "one", "--prompt-cache", "/proc/cache"), "/proc/cache: cannot be written"),
+        (("--adapter", "one", "--seed", "-5"), "seed -5"),
         (("--adapter", "one", "--temperature", "nan"), "temperature nan"),
         (("--adapter", "one", "--repetition-penalty", "inf"), "repetition penalty inf"),
         (("--adapter", "one", "--stop-it"), "--stop-it"),
@@ -94,6 +103,36 @@ def test_bad_caches_and_options_are_one_line(bundle, capsys, tmp_path):
             arguments = ["--bundle", str(bundle.path), "--prompt", "a", *options]
         assert main([*arguments, "--backend", "reference"]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_cache_that_cannot_be_written_in_the_end(bundle, capsys, tmp_path, monkeypatch):
+    """One line; the earlier file is as it was, and nothing else is left."""
+    file = tmp_path / "cache.safetensors"
+    keep = ("--adapter", "one", "--prompt-cache", str(file))
+    text(bundle, capsys, *keep, "--prompt", "Hello")
+    content = file.read_bytes()
+
+    def refuse(*arguments):
+        raise RuntimeError("[save_safetensors] Failed to open file")
+
+    monkeypatch.setattr(mx, "save_safetensors", refuse)
+    output = run(bundle, capsys, *keep, "--plain", "--prompt", "Hello", status=2)
+    assert "cannot be written" in output.err.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name] and file.read_bytes() == content
+
+
+def test_drafts_that_were_not_chosen_for_this_cpu_are_named(bundle, capsys, monkeypatch):
+    for on_a_cpu, options, hint in (
+        (True, (), True),
+        (True, ("--json",), True),
+        (True, ("--plain",), False),
+        (True, ("--nodes", "4"), False),
+        (False, (), False),
+    ):
+        monkeypatch.setattr("ss_runtime.generate_command.drafts_need_tuning", lambda: on_a_cpu)  # noqa: B023
+        shown = run(bundle, capsys, "--adapter", "one", "--prompt", "Hello", "--dtype", "float32", *options)
+        assert ("one: not tuned for this device" in shown.err) == hint
+        assert "tuned" not in shown.out
 
 
 def test_a_prompt_that_is_no_text(bundle, capsys, tmp_path):

@@ -7,6 +7,7 @@ from collections import Counter
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm import load, stream_generate
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from ss_device.decoding import Drafter, decode
@@ -14,6 +15,7 @@ from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import attach_adapter
+from ss_runtime.bench.methods import _old_rope_names
 from ss_runtime.generation import lossy_epsilon
 from ss_runtime.token_choice import MLXLMChooser, make_chooser, penalty_processors
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
@@ -67,6 +69,32 @@ def test_mlx_lms_greedy_parts_give_the_plain_text(mlx_base):
         ours = make_chooser(0.0, {}, {"repetition": 1.4, "presence": 0.5})
         assert text_of(model, Drafter(8), ours) == plain
     assert text_of(model, Drafter(8), MLXLMChooser()) == text_of(model, Drafter(1), None) != plain
+
+
+@pytest.mark.parametrize("length", [1, 7, 30])
+@pytest.mark.parametrize(
+    "penalties",
+    [{"repetition": 1.3}, {"presence": 0.7}, {"frequency": 0.4}, {"repetition": 1.2, "frequency": 0.3}],
+)
+def test_penalised_text_is_mlx_lms_own(mlx_base, length, penalties):
+    """`stream_generate` on its own model; prompts shorter and longer than the 20 tokens that count."""
+    model, tokenizer = load(str(mlx_base.path), model_config=_old_rope_names(mlx_base.path))
+    model.set_dtype(mx.float32)
+    tokenizer.eos_token_ids = set()
+    prompt = (PROMPT * 3)[:length]
+    processors = make_logits_processors(**{f"{name}_penalty": value for name, value in penalties.items()})
+    wanted, plain = (
+        [
+            response.token
+            for response in stream_generate(model, tokenizer, prompt, max_tokens=40, logits_processors=used)
+        ]
+        for used in (processors, [])
+    )
+    ours = mlx_model(mlx_base, random_adapter(mlx_base, CONFIGS["paper"]))
+    chooser = make_chooser(0.0, {}, penalties)
+    for drafter in (Drafter(1), Drafter(8, lookup=PromptLookup())):
+        steps = decode(ours, drafter, prompt, 40, chooser=chooser)
+        assert [token for step in steps for token in step.tokens] == wanted != plain
 
 
 def filtered(logits, temperature, top_k):

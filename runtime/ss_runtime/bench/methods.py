@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
+from ss_device.base_model import open_base, weight_files
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Drafter, Step, StepModel, decode
 from ss_device.draft_policy import AdaptiveDrafter
 from ss_device.errors import UserError, one_line
 from ss_device.files import read_json
 from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
-from ss_runtime.backends import hugging_face_model
-from ss_runtime.tuning import read_tuning
+from ss_runtime.backends import fastest_stream_rows, hugging_face_model, open_backend
+from ss_runtime.tuning import AdaptiveChoice, DraftChoice, read_tuning
 
 OURS = ("plain", "ss", "ss-lookup", "ss-tuned", "prompt-lookup")
 FOREIGN = ("mlx-lm", "mlx-lm-draft", "hf", "hf-prompt-lookup", "hf-assisted")
@@ -35,7 +35,7 @@ class Run:
     steps: list[Step] = field(default_factory=list)
 
 
-# (prompt ids, max tokens) → Run
+# (prompt ids, max tokens) → Run. One that learns from run to run also has `forget()`.
 Method = Callable[[Sequence[int], int], Run]
 
 
@@ -61,7 +61,7 @@ class Setting:
 def open_method(name: str, setting: Setting) -> Method:
     """A method by name. Raises UserError for an unknown one or one that cannot run here."""
     if name in OURS:
-        return _ours(name, setting)
+        return OurMethod(name, setting)
     if name in ("mlx-lm", "mlx-lm-draft"):
         return _mlx_lm(setting, with_draft=name == "mlx-lm-draft")
     if name in FOREIGN:
@@ -81,22 +81,46 @@ def drafter_of(name: str, setting: Setting) -> Drafter | AdaptiveDrafter | Promp
         return Drafter(adapter.num_nodes, parent_bias=bias, lookup=PromptLookup())
     if name == "prompt-lookup":
         return PromptLookupChain(min(11, adapter.num_nodes))
-    choice = read_tuning(setting.bundle, adapter.app, setting.dtype)
+    return tuned_choice(setting).drafter(bias)
+
+
+def tuned_choice(setting: Setting) -> DraftChoice | AdaptiveChoice:
+    """What `ss-bench tune` chose. Raises UserError where it did not run."""
+    app = setting.adapter.app
+    choice = read_tuning(setting.bundle, app, setting.dtype)
     if choice is None:
-        raise UserError(
-            f"{setting.bundle.path}: no tuning for '{adapter.app}' in {setting.dtype} (ss-bench tune)"
-        )
-    return choice.drafter(bias)
+        raise UserError(f"{setting.bundle.path}: no tuning for '{app}' in {setting.dtype} (ss-bench tune)")
+    return choice
 
 
-def _ours(name: str, setting: Setting) -> Method:
-    from ss_runtime.backends import fastest_stream_rows, open_backend
+class OurMethod:
+    """A drafter of ours on the bundle's MLX model."""
 
-    drafter = drafter_of(name, setting)
-    uses_streams = getattr(drafter, "use_streams", False)
-    rows = fastest_stream_rows(setting.adapter, drafter.num_nodes if uses_streams else 1)
-    model = TimedModel(open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, rows))
-    return partial(_decode, model, drafter, setting.stop_ids)
+    def __init__(self, name: str, setting: Setting) -> None:
+        self._name, self._setting = name, setting
+        kept = None
+        if name == "ss-tuned":
+            kept = tuned_choice(setting).num_kept or setting.adapter.num_nodes
+        self.forget()
+        uses_streams = getattr(self._drafter, "use_streams", False)
+        rows = fastest_stream_rows(setting.adapter, self._drafter.num_nodes if uses_streams else 1)
+        options = {"stream_rows": rows, "num_kept": kept}
+        model = open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, **options)
+        self._model = TimedModel(model)
+
+    def forget(self) -> None:
+        """Back to the experience that the drafter begins with."""
+        self._drafter = drafter_of(self._name, self._setting)
+
+    def __call__(self, prompt: Sequence[int], max_tokens: int) -> Run:
+        start = time.perf_counter()
+        steps = decode(self._model, self._drafter, prompt, max_tokens, self._setting.stop_ids)
+        records = [next(steps)]
+        first = time.perf_counter() - start
+        records.extend(steps)
+        seconds = time.perf_counter() - start
+        tokens = [token for record in records for token in record.tokens]
+        return Run(tokens, seconds, first, list(self._model.seconds), records[1:])
 
 
 class TimedModel:
@@ -127,23 +151,8 @@ class TimedModel:
         self._model.commit(path)
 
 
-def _decode(
-    model: TimedModel, drafter, stop_ids: frozenset[int], prompt: Sequence[int], max_tokens: int
-) -> Run:
-    start = time.perf_counter()
-    steps = decode(model, drafter, prompt, max_tokens, stop_ids)
-    records = [next(steps)]
-    first = time.perf_counter() - start
-    records.extend(steps)
-    seconds = time.perf_counter() - start
-    tokens = [token for record in records for token in record.tokens]
-    return Run(tokens, seconds, first, list(model.seconds), records[1:])
-
-
 def _base_folder(setting: Setting, method: str) -> Path:
     """The base's own folder, checked against the bundle's digest."""
-    from ss_device.base_model import open_base
-
     if setting.base is None:
         raise UserError(f"method '{method}' loads the base model's folder: give --base")
     base, wanted = open_base(setting.base), setting.bundle.manifest.base.sha256
@@ -153,6 +162,18 @@ def _base_folder(setting: Setting, method: str) -> Path:
             f"{setting.base}: sha256 {found[:12]}…, the bundle was made from a base with {wanted[:12]}…"
         )
     return base.path
+
+
+def _draft_folder(setting: Setting, method: str) -> Path:
+    """The small model's folder, with the files that loading it takes."""
+    folder = setting.draft
+    if folder is None:
+        raise UserError(f"method '{method}' needs a small model with the same tokenizer: give --draft")
+    if not folder.is_dir():
+        raise UserError(f"--draft {folder}: no such folder")
+    read_json(folder / "config.json")
+    weight_files(folder)
+    return folder
 
 
 def _old_rope_names(folder: Path) -> dict:
@@ -170,16 +191,16 @@ def _mlx_lm(setting: Setting, with_draft: bool) -> Method:
         from mlx_lm import load, stream_generate
     except ImportError as error:
         raise UserError(f"mlx-lm cannot be loaded: {one_line(error)}") from error
-    folder = _base_folder(setting, "mlx-lm")
+    folder = _base_folder(setting, "mlx-lm-draft" if with_draft else "mlx-lm")
+    draft = _draft_folder(setting, "mlx-lm-draft") if with_draft else None
     model, tokenizer = load(str(folder), model_config=_old_rope_names(folder))
     model.set_dtype(getattr(mx, setting.dtype))
     options = {}
-    if with_draft:
-        if setting.draft is None:
-            raise UserError(
-                "method 'mlx-lm-draft' needs a small model with the same tokenizer: give --draft"
-            )
-        options["draft_model"], _ = load(str(setting.draft), model_config=_old_rope_names(setting.draft))
+    if draft is not None:
+        try:
+            options["draft_model"], _ = load(str(draft), model_config=_old_rope_names(draft))
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise UserError(f"--draft {draft}: cannot be loaded ({one_line(error)})") from error
         options["draft_model"].set_dtype(getattr(mx, setting.dtype))
         options["num_draft_tokens"] = setting.draft_tokens
     tokenizer.eos_token_ids = set(setting.stop_ids)
@@ -208,9 +229,12 @@ def _hugging_face(name: str, setting: Setting) -> Method:
     if name == "hf-prompt-lookup":
         options["prompt_lookup_num_tokens"] = 10
     if name == "hf-assisted":
-        if setting.draft is None:
-            raise UserError(f"method '{name}' needs a small model with the same tokenizer: give --draft")
-        options["assistant_model"] = AutoModelForCausalLM.from_pretrained(setting.draft, dtype=kind).eval()
+        draft = _draft_folder(setting, name)
+        try:
+            assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=kind)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"--draft {draft}: cannot be loaded ({one_line(error)})") from error
+        options["assistant_model"] = assistant.eval()
 
     def run(prompt: Sequence[int], max_tokens: int) -> Run:
         ids = torch.tensor([list(prompt)])

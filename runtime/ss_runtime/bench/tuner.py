@@ -3,7 +3,10 @@
 Three measurements are put together. Seconds of a step per tree size, and of the streams' own pass, from
 steps timed in turns at one context length. What the model says and what its streams draft at every
 position of the prompts' own answers, recorded once. Tokens per call and the host's seconds of drafting
-from replaying that record under every candidate: no candidate needs the model again.
+from replaying that record under every candidate: no candidate needs the model again. Pruned steps are
+timed too; where they could win if they lost no draft, the model says what they accept.
+
+Without prompts tokens per call come from the adapter's recorded rank statistics (`recorded_ranks`).
 """
 
 from __future__ import annotations
@@ -17,8 +20,12 @@ import numpy as np
 from ss_device.decoding import Proposal, StepLimits, StepModel, Verified, decode
 from ss_device.draft_policy import NUM_CELLS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.tree import DraftTree, root_only, tree_from_parents
+from ss_runtime.bench.pruning import decoded_tokens_per_call, measure_pruned
+from ss_runtime.bench.recorded_ranks import path_shares, predicted_tokens_per_call
+from ss_runtime.mlx_model import MLXStepModel
 from ss_runtime.tuning import AdaptiveChoice, DraftChoice
 
+BLANK_CONTEXT = 256  # tokens behind which steps are timed where no prompt says how long texts are
 SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -174,22 +181,23 @@ def learn(
 
 
 def tune(
-    model: StepModel,
+    model: MLXStepModel,
     parent_bias,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     stop_ids: frozenset[int],
     rounds: int = 9,
     report: Callable[[str], None] = lambda text: None,
-) -> tuple[DraftChoice | AdaptiveChoice, list[dict]]:
-    """The candidate with the most predicted tokens per second, and the evidence for all of them.
+    prunes: bool = False,
+) -> tuple[DraftChoice | AdaptiveChoice, dict]:
+    """The candidate with the most predicted tokens per second, and the evidence: `costs` (seconds by
+    nodes, pruned ones too), `candidates`, and where tokens per call are from (`source`).
 
     The adaptive draft learns from the first half of the prompts and is judged by the second half; what is
-    written is what it learned from all of them.
+    written is what it learned from all of them. prunes: the adapter has a pruning head, so K is a question.
     """
-    num_nodes = model.limits.num_nodes
-    costs = measure_costs(model, num_nodes, int(np.median([len(p) for p in prompts])), rounds)
-    recordings = []
+    costs, table = _costs(model, int(np.median([len(p) for p in prompts])), rounds, prunes)
+    num_nodes, recordings = model.limits.num_nodes, []
     for prompt in prompts:
         recordings.append(record(model, prompt, max_tokens, stop_ids))
         report("recording")
@@ -197,16 +205,104 @@ def tune(
     learned, judged = recordings[:half], recordings[half:] or recordings
     known = learn(num_nodes, costs, parent_bias, learned, stop_ids)
     wanted = [*candidates(num_nodes, model.limits.num_streams), AdaptiveChoice(num_nodes, costs, known)]
-    evidence = []
-    for choice in wanted:
-        found = replay(choice.drafter(parent_bias), judged, costs, stop_ids)
-        evidence.append(_evidence(choice.label(), *found))
-        report(choice.label())
-    best = int(np.argmax([e["tokens_per_second"] for e in evidence]))
-    choice = wanted[best]
+    evidence = _replayed(wanted, parent_bias, judged, costs, stop_ids, report)
+
+    def decoded(choice: DraftChoice) -> float:
+        asked = [recording.prompt for recording in judged]
+        drafter = choice.drafter(parent_bias)
+        return decoded_tokens_per_call(model, choice.num_kept, drafter, asked, max_tokens, stop_ids)
+
+    more, why = pruned_candidates(dict(zip(wanted[:-1], evidence, strict=False)), table, evidence, decoded)
+    choice = _best([*wanted, *more], [*evidence, *why])
     if isinstance(choice, AdaptiveChoice):
         choice = replace(choice, experience=learn(num_nodes, costs, parent_bias, recordings, stop_ids))
-    return choice, evidence
+    source = f"replay of {len(judged)} of {len(recordings)} prompts' own answers"
+    return choice, {"source": source, "costs": table, "candidates": [*evidence, *why]}
+
+
+def _replayed(wanted, parent_bias, recordings, costs: StepCosts, stop_ids, report) -> list[dict]:
+    """Evidence of every choice from the recordings."""
+    evidence = []
+    for choice in wanted:
+        found = replay(choice.drafter(parent_bias), recordings, costs, stop_ids)
+        evidence.append(_evidence(choice.label(), *found))
+        report(choice.label())
+    return evidence
+
+
+def tune_by_ranks(
+    model: MLXStepModel, parent_bias, statistics: dict, rounds: int = 9, prunes: bool = False
+) -> tuple[DraftChoice, dict]:
+    """As `tune`, without prompts: tokens per call predicted from the adapter's rank statistics."""
+    shares = path_shares(statistics)
+    context = min(BLANK_CONTEXT, model.limits.context // 2)
+    costs, table = _costs(model, context, rounds, prunes)
+    num_nodes, evidence = model.limits.num_nodes, []
+    proposal = model.prefill([1] * context)
+    wanted = rank_candidates(num_nodes, model.limits.num_streams)
+    for choice in wanted:
+        drafter, start = choice.drafter(parent_bias), time.thread_time()
+        for _ in range(rounds):
+            drafter.grow(proposal, frozenset(), model.limits.num_streams)
+        host = (time.thread_time() - start) / rounds
+        seconds = float(costs.up_to(num_nodes)[choice.num_nodes - 1])
+        seconds += costs.streams if choice.num_nodes > 1 else 0.0
+        tokens = predicted_tokens_per_call(shares, choice)
+        evidence.append(_evidence(choice.label(), tokens, seconds, host))
+    found = {"source": "recorded rank statistics", "costs": table, "candidates": evidence}
+    return _best(wanted, evidence), found
+
+
+def rank_candidates(num_nodes: int, num_streams: int) -> list[DraftChoice]:
+    """Drafts without copies, the papers' k-ary tree among them."""
+    found = [choice for choice in candidates(num_nodes, num_streams) if not choice.lookup]
+    return found + [DraftChoice(size, "k-ary") for size in tree_sizes(num_nodes)[1:]]
+
+
+def _costs(model: MLXStepModel, context: int, rounds: int, prunes: bool) -> tuple[StepCosts, dict]:
+    """The table of costs, and as it is written. All nodes are kept, whatever the bundle's package keeps."""
+    model.keep(model.limits.num_nodes)
+    costs = measure_costs(model, model.limits.num_nodes, context, rounds)
+    table = {
+        "sizes": list(costs.sizes),
+        "seconds": [round(s, 6) for s in costs.seconds],
+        "streams": round(costs.streams, 6),
+        "context": context,
+        "pruned": measure_pruned(model, context, rounds) if prunes and model.limits.num_nodes > 1 else [],
+    }
+    return costs, table
+
+
+def pruned_candidates(
+    judged: dict[DraftChoice, dict],
+    table: dict,
+    evidence: list[dict],
+    decoded: Callable[[DraftChoice], float],
+) -> tuple[list[DraftChoice], list[dict]]:
+    """Best-first trees of all nodes with K kept, and the evidence for each.
+
+    judged: evidence of the same trees unpruned. One that would not be the best even if it accepted what the
+    unpruned tree does is written with that bound (`bound`); for others `decoded` says what it accepts.
+    """
+    best, choices, found = max(e["tokens_per_second"] for e in evidence), [], []
+    for pruned in table["pruned"]:
+        for lookup in (False, True):
+            unpruned = DraftChoice(pruned["nodes"], "best-first", lookup)
+            choice, known = replace(unpruned, num_kept=pruned["kept"]), judged[unpruned]
+            saved = pruned["unpruned_step_seconds"] - pruned["step_seconds"]
+            seconds = max(known["step_seconds"] - saved, pruned["step_seconds"]), known["draft_seconds"]
+            entry = _evidence(choice.label(), known["tokens_per_call"], *seconds)
+            bound = bool(entry["tokens_per_second"] <= best)
+            if not bound:
+                entry = _evidence(choice.label(), decoded(choice), *seconds)
+            choices.append(choice)
+            found.append({**entry, "bound": bound})
+    return choices, found
+
+
+def _best(choices: Sequence, evidence: Sequence[dict]):
+    """The choice with the most tokens per second, the first of equal ones."""
+    return choices[int(np.argmax([found["tokens_per_second"] for found in evidence]))]
 
 
 def _evidence(label: str, tokens_per_call: float, model_seconds: float, host_seconds: float) -> dict:

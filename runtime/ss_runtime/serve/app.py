@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,10 +16,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ss_runtime.serve.engine import Engine, Usage
+from ss_runtime.serve.engine import ClientGone, Engine, Usage
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request, parse_request
 
 CLIENT_CLOSED = 499  # nginx's code; nobody reads the answer
+INTERNAL = RequestError(500, "server_error", "internal error; the server's log has the traceback")
+log = logging.getLogger(__name__)
 
 
 class Service:
@@ -39,9 +43,17 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         """The loaded adapters and the base alone, as models."""
-        about = {"object": "model", "created": self.engine.started, "owned_by": "ss-device"}
         names = [*self.engine.bank.names, self.engine.bank.base_name]
-        return JSONResponse({"object": "list", "data": [{"id": n, **about} for n in names]})
+        return JSONResponse({"object": "list", "data": [self._about(name) for name in names]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        name = request.path_params["name"]
+        self.engine.resident(name)
+        return JSONResponse(self._about(name))
+
+    def _about(self, name: str) -> dict:
+        return {"id": name, "object": "model", "created": self.engine.started, "owned_by": "ss-device"}
 
     async def adapters(self, request: Request) -> Response:
         """The bundle's adapters: which are loaded, and what they weigh in bytes beside the base."""
@@ -52,11 +64,11 @@ class Service:
         return JSONResponse({"object": "list", "data": data})
 
     async def load_adapter(self, request: Request) -> Response:
-        await self.engine.change(request.path_params["name"], load=True)
+        await self.engine.change(request.path_params["name"], True, partial(_left, request))
         return await self.adapters(request)
 
     async def unload_adapter(self, request: Request) -> Response:
-        await self.engine.change(request.path_params["name"], load=False)
+        await self.engine.change(request.path_params["name"], False, partial(_left, request))
         return await self.adapters(request)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -73,7 +85,7 @@ class Service:
         if not wanted.stream:
             return await self._whole(request, wanted, ids, limit, shape)
         # A place is taken before the answer begins, so that a full queue can still say 429.
-        place = self.engine.place()
+        place = self.engine.place(partial(_left, request))
         await place.__aenter__()
         try:
             self.engine.resident(name)  # it may have been unloaded while this request waited
@@ -102,7 +114,7 @@ class Service:
         self, request: Request, wanted: GenerationRequest, ids: list[int], limit: int, shape: Shape
     ) -> Response:
         usage, text, reason = Usage(), "", None
-        async with self.engine.place():
+        async with self.engine.place(partial(_left, request)):
             records = self.engine.generate(wanted, shape.model, ids, limit, usage)
             try:
                 async for record in records:
@@ -117,7 +129,7 @@ class Service:
     async def _events(
         self, wanted: GenerationRequest, ids: list[int], limit: int, shape: Shape
     ) -> AsyncIterator[str]:
-        """Server-sent events of one generation."""
+        """Server-sent events of one generation. Whatever ends it early, the last event says so."""
         usage = Usage()
         records = self.engine.generate(wanted, shape.model, ids, limit, usage)
         try:
@@ -131,6 +143,9 @@ class Service:
             yield "data: [DONE]\n\n"
         except RequestError as error:  # the answer has begun: its end says why it is cut short
             yield _event(error.to_dict())
+        except Exception:
+            log.exception("a stream of '%s' ended early", shape.model)
+            yield _event(INTERNAL.to_dict())
         finally:
             await records.aclose()
 
@@ -189,6 +204,7 @@ def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
         routes=[
             Route("/health", service.health),
             Route("/v1/models", service.models),
+            Route("/v1/models/{name:path}", service.model),
             Route("/v1/adapters", service.adapters),
             Route("/v1/adapters/{name}", service.load_adapter, methods=["POST"]),
             Route("/v1/adapters/{name}", service.unload_adapter, methods=["DELETE"]),
@@ -199,6 +215,7 @@ def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
             RequestError: _refused,
             HTTPException: _no_such_route,
             ClientDisconnect: _gone,
+            ClientGone: _gone,
             Exception: _defect,
         },
         lifespan=lifespan,
@@ -226,10 +243,15 @@ async def _no_such_route(request: Request, error: HTTPException) -> Response:
     return JSONResponse(problem.to_dict(), error.status_code)
 
 
-async def _gone(request: Request, error: ClientDisconnect) -> Response:
+async def _left(request: Request) -> None:
+    """Returns when the client has closed its connection; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _gone(request: Request, error: ClientDisconnect | ClientGone) -> Response:
     return Response(status_code=CLIENT_CLOSED)
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    problem = RequestError(500, "server_error", "internal error; the server's log has the traceback")
-    return JSONResponse(problem.to_dict(), 500)
+    return JSONResponse(INTERNAL.to_dict(), INTERNAL.status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +19,11 @@ from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
 from ss_runtime.plain_base import has_streams
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
 from ss_runtime.tokenization import load_tokenizer
-from ss_runtime.tuning import read_tuning
+from ss_runtime.tuning import drafts_need_tuning, read_tuning
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
 
 
 @dataclass
@@ -77,7 +81,6 @@ class Engine:
     ) -> None:
         self.bundle, self.queue = bundle, queue
         self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
-        self._drafters: dict[str, object] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
         self._turn = asyncio.Lock()
         self._present = 0
@@ -86,6 +89,10 @@ class Engine:
         self.chat = ChatPrompt(bundle.path, self.tokenizer)
         self.started = int(time.time())
         self.bank = self._worker.submit(self._open_bank, dtype, names, quantize).result()
+        models = [*self.bank.names, self.bank.base_name]
+        self.untuned: list[str] = []  # adapters whose drafts were not chosen for this device
+        # An adaptive drafter learns over requests. All are made now: what was tuned may be unreadable.
+        self._drafters = {name: self._new_drafter(self.bank.activate(name)) for name in models}
 
     def _open_bank(self, dtype: str, names: list[str] | None, quantize: str | None):
         from ss_runtime.adapter_bank import AdapterBank
@@ -113,10 +120,11 @@ class Engine:
         return self._present
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A place in the queue, then the turn.
+    async def place(self, left: Callable[[], Awaitable] | None = None) -> AsyncIterator[None]:
+        """A place in the queue, then the turn. left: returns once nobody waits for the answer any more.
 
-        Raises RequestError: 429 when the queue is full, 503 once the server ends.
+        Raises RequestError: 429 when the queue is full, 503 once the server ends; ClientGone when `left`
+        returned before the turn came: the place is free again.
         """
         if self._present > self.queue:
             raise RequestError(
@@ -124,11 +132,33 @@ class Engine:
             )
         self._present += 1
         try:
-            async with self._turn:
+            await self._take_turn(left)
+            try:
                 self._check_end(running=False)
                 yield
+            finally:
+                self._turn.release()
         finally:
             self._present -= 1
+
+    async def _take_turn(self, left: Callable[[], Awaitable] | None) -> None:
+        """Wait for the turn, or raise ClientGone when `left` returns first."""
+        if left is None:
+            await self._turn.acquire()
+            return
+        turn, gone = asyncio.ensure_future(self._turn.acquire()), asyncio.ensure_future(left())
+        try:
+            await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise ClientGone
+        except BaseException:
+            turn.cancel()
+            with suppress(asyncio.CancelledError):
+                await turn
+                self._turn.release()  # both came at once
+            raise
+        finally:
+            gone.cancel()
 
     async def run(self, function: Callable):
         """Run a function in the worker thread."""
@@ -157,30 +187,46 @@ class Engine:
         except UserError as error:
             raise RequestError(404, "model_not_found", str(error)) from error
 
-    async def change(self, name: str, load: bool) -> None:
-        """Load or unload an adapter between two generations. Raises RequestError 404 for an unknown one."""
-        async with self.place():
+    async def change(self, name: str, load: bool, left: Callable[[], Awaitable] | None = None) -> None:
+        """Load or unload an adapter between two generations. Raises RequestError 404 for an unknown one.
+
+        left: as in `place`.
+        """
+        async with self.place(left):
             try:
-                await self.run(partial(self.bank.load if load else self.bank.unload, name))
-                self._drafters.pop(name, None)
+                await self.run(partial(self._load if load else self._unload, name))
             except UserError as error:
                 raise RequestError(404, "model_not_found", one_line(error)) from error
 
-    def _drafter(self, resident):
-        """The model's drafter, kept over requests: an adaptive one learns."""
-        app = resident.adapter.app
-        if app not in self._drafters:
-            self._drafters[app] = self._new_drafter(resident)
-        return self._drafters[app]
+    def _load(self, name: str) -> None:
+        known = name in self.bank.names
+        resident = self.bank.load(name)
+        try:
+            if not known:
+                self._drafters[name] = self._new_drafter(resident)
+        except UserError as error:
+            self.bank.unload(name)
+            raise RequestError(500, "server_error", one_line(error)) from error
+
+    def _unload(self, name: str) -> None:
+        self.bank.unload(name)
+        del self._drafters[name]
 
     def _new_drafter(self, resident):
         """As asked, else as tuned on this device; the base alone has no streams, only copies."""
         streams = has_streams(resident.adapter)
         if streams and not (self._nodes or self._lookup):
-            tuned = read_tuning(self.bundle, resident.adapter.app, self.bank.dtype)
+            tuned = read_tuning(self.bank.bundle, resident.adapter.app, self.bank.dtype)
             if tuned:
+                resident.model.keep(tuned.num_kept or resident.adapter.num_nodes)
                 return tuned.drafter(resident.parent_bias)
-        nodes = min(self._nodes or resident.adapter.num_nodes, resident.adapter.num_nodes)
+            if drafts_need_tuning():
+                self.untuned.append(resident.adapter.app)
+        most = resident.adapter.num_nodes
+        if streams and (self._nodes or 1) > most:
+            app = resident.adapter.app
+            raise UserError(f"--nodes {self._nodes}: '{app}' was made for at most {most} nodes")
+        nodes = min(self._nodes or most, most)
         if not streams and not self._lookup:
             nodes = 1
         lookup = self._lookup if nodes > 1 else None
@@ -198,7 +244,7 @@ class Engine:
         resident = self.resident(name)
         steps = generate_steps(
             resident.model,
-            self._drafter(resident),
+            self._drafters[name],
             ids,
             limit,
             frozenset(self.bundle.manifest.architecture.eos_ids),

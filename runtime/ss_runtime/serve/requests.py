@@ -64,7 +64,7 @@ def parse_request(body: object, chat: bool, vocab_size: int, max_tokens: int) ->
     wanted = _typed(body, "max_completion_tokens", int)
     wanted = _typed(body, "max_tokens", int) if wanted is None else wanted
     if wanted is not None and not 1 <= wanted <= max_tokens:
-        raise bad_request(f"max_tokens {wanted} must lie between 1 and {max_tokens}")
+        raise bad_request(f"'max_tokens' must lie between 1 and {max_tokens}")
     options = _typed(body, "stream_options", dict) or {}
     return GenerationRequest(
         model=_typed(body, "model", str),
@@ -86,6 +86,25 @@ def _typed(body: dict, name: str, kind: type | tuple):
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise bad_request(f"'{name}' is {type(value).__name__}, expected {kinds[0].__name__}")
+    return value
+
+
+def _number(body: dict, name: str) -> float | None:
+    """A finite number of the body; JSON's whole numbers have no bound, floats do."""
+    value = _typed(body, name, (float, int))
+    try:
+        if value is None or math.isfinite(value):
+            return None if value is None else float(value)
+    except OverflowError:
+        pass
+    raise bad_request(f"'{name}' is not a finite number")
+
+
+def _whole(body: dict, name: str) -> int | None:
+    """A whole number of the body that 64 bits hold."""
+    value = _typed(body, name, int)
+    if value is not None and abs(value) >= 1 << 64:
+        raise bad_request(f"'{name}' must lie within 64 bits")
     return value
 
 
@@ -135,21 +154,22 @@ def _stops(body: dict) -> tuple[str, ...]:
 
 def _chooser(body: dict) -> Chooser | None:
     """Greedy unless a temperature is given. `lossy_typical` is this project's addition."""
-    number = (int, float)
-    temperature = float(_typed(body, "temperature", number) or 0.0)
+    temperature = _number(body, "temperature") or 0.0
     settings = {
         name: value
-        for name, kind in (("top_p", number), ("top_k", int), ("min_p", number), ("seed", int))
-        if (value := _typed(body, name, kind)) is not None
+        for name, value in (
+            ("top_p", _number(body, "top_p")),
+            ("top_k", _whole(body, "top_k")),
+            ("min_p", _number(body, "min_p")),
+            ("seed", _whole(body, "seed")),
+        )
+        if value is not None
     }
     if temperature == 0:
         settings = {}  # clients send top_p 1 and the like with greedy requests
-    penalties = {
-        name: _typed(body, f"{name}_penalty", number) for name in ("repetition", "presence", "frequency")
-    }
-    if not all(math.isfinite(v) for v in (temperature, *settings.values(), *penalties.values()) if v):
-        raise bad_request("a number of the request is not finite")
+    penalties = {name: _number(body, f"{name}_penalty") for name in ("repetition", "presence", "frequency")}
+    lossy = _number(body, "lossy_typical")
     try:
-        return make_chooser(temperature, settings, penalties, _typed(body, "lossy_typical", number))
+        return make_chooser(temperature, settings, penalties, lossy)
     except UserError as error:
         raise bad_request(str(error)) from error

@@ -1,0 +1,34 @@
+"""MLX memory by method: all methods live in one process, whose own peak counts everybody's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class MemoryLedger:
+    """Bytes of live MLX arrays that each method holds, and the most that it held in a counted run.
+
+    held: from what opening and running it left behind (weights, key and value buffers). peaks: that and
+    what a run took on top. Methods outside MLX are in neither.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+        self.peaks: dict[str, int] = {}
+
+    @contextmanager
+    def account(self, name: str, counted: bool = True) -> Iterator[None]:
+        """What the block allocates and frees is the named method's; its peak counts unless told not to."""
+        if name.startswith("hf"):
+            yield
+            return
+        import mlx.core as mx
+
+        before, held = mx.get_active_memory(), self.held.get(name, 0)
+        mx.reset_peak_memory()
+        yield
+        on_top = max(mx.get_peak_memory() - before, 0)
+        if counted:
+            self.peaks[name] = max(self.peaks.get(name, 0), held + on_top)
+        self.held[name] = held + mx.get_active_memory() - before
