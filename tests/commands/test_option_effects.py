@@ -74,8 +74,11 @@ def test_pruning_in_the_graph_keeps_half_unless_told(pruning_models):
 
 
 def test_pruning_in_the_graph_needs_a_pruning_head(refuses, models, tmp_path):
-    arguments = ("--adapter", "tiny", "--models", models, "--output", tmp_path / "out")
-    says = ("adapter 'tiny' has no pruning head, which pruning (--keep) needs",)
+    base = open_base(models / "base" / "tiny-base")
+    config = SpeculativeConfig(num_streams=2, num_msa_layers=1, pruning_rank=0)
+    save_adapter(random_adapter(base, config, app="whole"), base.architecture, tmp_path / "whole")
+    arguments = ("--adapter", tmp_path / "whole", "--models", models, "--output", tmp_path / "out")
+    says = ("adapter 'whole' has no pruning head, which pruning (--keep) needs",)
     refuses(ss_convert, *arguments, "--prune-in-graph", says=says)
 
 
