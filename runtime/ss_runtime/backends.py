@@ -31,6 +31,7 @@ DTYPES = {
 }
 BACKENDS = tuple(DTYPES)
 QUANTIZATIONS = ("4", "8", "mxfp4")
+KV_BITS = (4, 8)
 BASE_FILE = "mlx/base.safetensors"
 CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
@@ -96,24 +97,27 @@ def open_backend(
     dtype: str | None = None,
     stream_rows: str | None = None,
     quantize: str | None = None,
+    kv_bits: int | None = None,
 ) -> StepModel:
     """The adapter's step model on a back end.
 
     stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here); quantize:
-    what MLX packs the base's matrices to (`QUANTIZATIONS`). Raises UserError when the back end is unknown,
-    is not to be had here, or a file is damaged.
+    what MLX packs the base's matrices to (`QUANTIZATIONS`); kv_bits: what it keeps keys and values in
+    (`KV_BITS`). Raises UserError when the back end is unknown, is not to be had here, or a file is damaged.
     """
     check_backend(name, dtype)
     if (reason := why_not(name, bundle, adapter)) is not None:
         raise UserError(f"back end '{name}': {reason}")
     if quantize is not None and name != "mlx":
         raise UserError(f"back end '{name}' computes with the bundle's weights: leave --quantize out")
+    if kv_bits is not None and name != "mlx":
+        raise UserError(f"back end '{name}' keeps keys and values as they are: leave --kv-bits out")
     if name == "mlxfn":
         return _open_functions(bundle, adapter, dtype)
     dtype = dtype or default_dtype(name)
     if name == "mlx":
         rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
-        return _open_mlx(bundle, adapter, dtype, rows, quantize)
+        return _open_mlx(bundle, adapter, dtype, rows, quantize=quantize, kv_bits=kv_bits)
     if name == "reference":
         return _open_reference(bundle, adapter, dtype)
     if name == "executor":
@@ -138,13 +142,12 @@ def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:
 
 
 def _open_mlx(
-    bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str, quantize: str | None
+    bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str, **settings
 ) -> StepModel:
     load_openblas()
     from ss_runtime.loading import load_model
 
-    settings = {"stream_rows": stream_rows, "quantize": quantize, **_pruning(adapter)}
-    return load_model(bundle, adapter, dtype, **settings)
+    return load_model(bundle, adapter, dtype, stream_rows=stream_rows, **settings, **_pruning(adapter))
 
 
 def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) -> StepModel:

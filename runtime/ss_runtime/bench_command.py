@@ -22,7 +22,14 @@ from ss_device.command_line import (
 )
 from ss_device.decoding import StepLimits, check_request
 from ss_device.errors import UserError
-from ss_runtime.backends import DTYPES, default_dtype, fastest_stream_rows, load_openblas, open_backend
+from ss_runtime.backends import (
+    DTYPES,
+    KV_BITS,
+    default_dtype,
+    fastest_stream_rows,
+    load_openblas,
+    open_backend,
+)
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import FILE, device_name, write_tuning
 
@@ -69,6 +76,9 @@ def _parser() -> CommandParser:
     run.add_argument("--base", type=Path, metavar="DIR", help="the base's Hugging Face folder, for mlx-lm")
     run.add_argument(
         "--draft", type=Path, metavar="DIR", help="a small model's folder, for draft-model methods"
+    )
+    run.add_argument(
+        "--kv-bits", type=int, choices=KV_BITS, help="keep keys and values in 4 or 8 bits (our methods)"
     )
     run.add_argument("--repeat", type=positive, default=1, metavar="N", help="rounds over the prompts")
     run.add_argument("--output", type=Path, metavar="FILE", help="write JSON here and Markdown beside it")
@@ -128,7 +138,7 @@ def run_methods(arguments: argparse.Namespace) -> None:
     if unknown := [name for name in names if name not in methods.METHODS]:
         raise UserError(f"unknown method '{unknown[0]}' (known: {', '.join(methods.METHODS)})")
     bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
-    setting = methods.Setting(bundle, adapter, dtype, arguments.base, arguments.draft)
+    setting = methods.Setting(bundle, adapter, dtype, arguments.base, arguments.draft, arguments.kv_bits)
     opened = {name: methods.open_method(name, setting) for name in dict.fromkeys(names)}
     with progress(len(prompts) * len(opened) * arguments.repeat, "measuring") as advance:
         series = measurement.interleave(opened, prompts, max_tokens, arguments.repeat, advance)
@@ -137,6 +147,7 @@ def run_methods(arguments: argparse.Namespace) -> None:
         "version": program_version(),
         "device": device_name(),
         "dtype": dtype,
+        "kv_bits": arguments.kv_bits,
         "adapter": adapter.app,
         "base": bundle.manifest.base.name,
         "prompts": len(prompts),

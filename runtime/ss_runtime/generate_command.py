@@ -24,6 +24,7 @@ from ss_device.sampling import Chooser
 from ss_runtime.backends import (
     BACKENDS,
     DTYPES,
+    KV_BITS,
     QUANTIZATIONS,
     check_backend,
     default_backend,
@@ -100,6 +101,7 @@ def _parser() -> CommandParser:
     add("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: MLX where it can run)")
     add("--dtype", choices=sorted(set(sum(DTYPES.values(), ()))), help="arithmetic of the back end")
     add("--quantize", choices=QUANTIZATIONS, help="MLX: pack the base to affine 4 or 8 bits, or mxfp4")
+    add("--kv-bits", type=int, choices=KV_BITS, help="MLX: keep keys and values in 4 or 8 bits")
     add_cache_options(parser)
     add("--plain", action="store_true", help="no drafts: one token per call")
     add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
@@ -170,7 +172,8 @@ def open_session(
     if arguments.prompt_cache and name != "mlx":
         raise UserError(f"--prompt-cache holds keys and values of MLX, not of back end '{name}'")
     rows = fastest_stream_rows(adapter, drafter.num_nodes)
-    model = open_backend(name, bundle, adapter, arguments.dtype, rows, arguments.quantize)
+    packing = arguments.quantize, arguments.kv_bits
+    model = open_backend(name, bundle, adapter, arguments.dtype, rows, *packing)
     messages: list[dict] = []
     if name == "mlx" and (arguments.chat or arguments.prompt_cache):
         dtype = arguments.dtype or default_dtype(name)

@@ -41,13 +41,15 @@ Method = Callable[[Sequence[int], int], Run]
 
 @dataclass(frozen=True)
 class Setting:
-    """What the methods share. base, draft: Hugging Face folders, for methods that load one."""
+    """What the methods share. base, draft: Hugging Face folders, for methods that load one; kv_bits: what
+    ours keep keys and values in."""
 
     bundle: Bundle
     adapter: BundledAdapter
     dtype: str
     base: Path | None = None
     draft: Path | None = None
+    kv_bits: int | None = None
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -58,6 +60,8 @@ def open_method(name: str, setting: Setting) -> Method:
     """A method by name. Raises UserError for an unknown one or one that cannot run here."""
     if name in OURS:
         return _ours(name, setting)
+    if setting.kv_bits and name in FOREIGN:
+        raise UserError(f"--kv-bits is for this runtime's methods: leave '{name}' out")
     if name in ("mlx-lm", "mlx-lm-draft"):
         return _mlx_lm(setting, with_draft=name == "mlx-lm-draft")
     if name in FOREIGN:
@@ -91,7 +95,8 @@ def _ours(name: str, setting: Setting) -> Method:
     drafter = drafter_of(name, setting)
     uses_streams = getattr(drafter, "use_streams", False)
     rows = fastest_stream_rows(setting.adapter, drafter.num_nodes if uses_streams else 1)
-    model = TimedModel(open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, rows))
+    shared = setting.bundle, setting.adapter, setting.dtype, rows
+    model = TimedModel(open_backend("mlx", *shared, kv_bits=setting.kv_bits))
     return partial(_decode, model, drafter, setting.stop_ids)
 
 

@@ -16,8 +16,9 @@ COLUMNS = (
 
 def markdown(result: dict) -> str:
     """The table of one result."""
+    bits = f", keys and values in {result['kv_bits']} bits" if result.get("kv_bits") else ""
     lines = [
-        f"{result['prompts']} prompts, {result['dtype']}, {result['device']}",
+        f"{result['prompts']} prompts, {result['dtype']}{bits}, {result['device']}",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|---" * len(COLUMNS) + "|",
@@ -76,7 +77,7 @@ def compare(before: dict, after: dict) -> str:
         taus = [_number(r.get("acceptance"), "tokens_per_call", 2) for r in (a, b)]
         cells = [name, *(f"{r['median']:.1f}" for r in rates), f"{ratio:.3f}", *taus]
         lines.append("| " + " | ".join(cells) + " |")
-    for key in ("device", "dtype", "adapter", "prompts"):
+    for key in ("device", "dtype", "kv_bits", "adapter", "prompts"):
         if before.get(key) != after.get(key):
             lines += ["", f"{key} differs: {before.get(key)} / {after.get(key)}"]
     return "\n".join(lines) + "\n"
