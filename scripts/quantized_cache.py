@@ -6,13 +6,14 @@ For keys and values as they are, in 8 and in 4 bits, all in float32: bytes of th
 --tokens tokens (the prompts joined), and every prompt's greedy text by plain decoding and by the adapter's
 drafts (all nodes of the bundle). Told are texts that differ between the two ways, and how near a tie they
 did; bytes of the committed codes that do; texts that keys and values as they are give too; tokens per call.
+Finished texts stand in `FILE`'s `.rows.jsonl` and are not repeated by a later run with the same output.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,11 @@ from ss_device.bundle import open_bundle
 from ss_device.decoding import Drafter
 from ss_runtime.backends import KV_BITS, fastest_stream_rows, load_openblas, open_backend
 
+FLOAT = "float32"
+
 
 def cache_size(model, prompts: list[list[int]], tokens: int) -> dict[str, int]:
-    """Bytes of the buffers behind a long prompt, and of them per slot."""
+    """Tokens of a long prompt, slots of the buffers that hold it, and their bytes."""
     ids = list(islice(chain.from_iterable(prompts * tokens), tokens))
     model.prefill(ids)
     cache = model.cache
@@ -54,29 +57,32 @@ def compare(model, ids: list[int], drafter: Drafter, limit: int, stop: frozenset
     return row
 
 
-def measure(bundle, adapter, prompts, arguments, bits: int | None) -> dict:
-    """All figures of one kind of keys and values, texts included."""
-    rows_of = fastest_stream_rows(adapter, adapter.num_nodes)
-    model = open_backend("mlx", bundle, adapter, "float32", rows_of, kv_bits=bits)
-    drafter = Drafter(adapter.num_nodes, parent_bias=bundle.parent_bias(adapter))
-    stop = frozenset(bundle.manifest.architecture.eos_ids)
-    limit = min(arguments.max_tokens or adapter.max_tokens, adapter.max_tokens)
-    size = cache_size(model, prompts, arguments.tokens)
-    return {"cache": size, "rows": [compare(model, ids, drafter, limit, stop) for ids in prompts]}
+def compare_all(models: dict[str, object], prompts, drafter, limit: int, stop, file: Path) -> list[dict]:
+    """All rows, prompt by prompt; those of an earlier run are read from `file`, new ones added to it."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    known = {(row["prompt"], row["kind"]) for row in rows}
+    with file.open("a") as lines:
+        for number, kind in product(range(len(prompts)), models):
+            if (number, kind) not in known:
+                row = compare(models[kind], prompts[number], drafter, limit, stop)
+                rows.append({"prompt": number, "kind": kind, **row})
+                print(json.dumps(rows[-1]), file=lines, flush=True)
+    return rows
 
 
-def totals(found: dict, as_they_are: dict) -> dict:
-    rows = found["rows"]
-    same = [a["text"] == b["text"] for a, b in zip(rows, as_they_are["rows"], strict=True)]
+def totals(rows: list[dict], kind: str) -> dict:
+    """Of one kind of keys and values."""
+    own = [row for row in rows if row["kind"] == kind]
+    as_they_are = {row["prompt"]: row["text"] for row in rows if row["kind"] == FLOAT}
     return {
-        **found["cache"],
-        "prompts": len(rows),
-        "drafted_as_plain": sum(row["equal"] for row in rows),
-        "as_not_quantized": sum(same),
-        "tokens_per_call": sum(row["tokens"] - 1 for row in rows) / sum(row["calls"] for row in rows),
-        "bytes_of_codes": sum(row.get("bytes_of_codes", 0) for row in rows),
-        "other_bytes": sum(row.get("other_bytes", 0) for row in rows),
-        "ties": [row["tie"] for row in rows if "tie" in row],
+        "prompts": len(own),
+        "drafted_as_plain": sum(row["equal"] for row in own),
+        "as_not_quantized": sum(row["text"] == as_they_are[row["prompt"]] for row in own),
+        "tokens": sum(row["tokens"] for row in own),
+        "tokens_per_call": sum(row["tokens"] - 1 for row in own) / sum(row["calls"] for row in own),
+        "bytes_of_codes": sum(row.get("bytes_of_codes", 0) for row in own),
+        "other_bytes": sum(row.get("other_bytes", 0) for row in own),
+        "ties": [row["tie"] for row in own if "tie" in row],
     }
 
 
@@ -94,9 +100,21 @@ def main() -> None:
     bundle = open_bundle(arguments.bundle)
     adapter = bundle.adapter(arguments.adapter)
     prompts = bundle_prompts(bundle, arguments.input, arguments.limit)[adapter.app]
-    found = {bits: measure(bundle, adapter, prompts, arguments, bits) for bits in (None, *KV_BITS[::-1])}
-    result = {str(bits or "float32"): totals(each, found[None]) for bits, each in found.items()}
+    rows_of = fastest_stream_rows(adapter, adapter.num_nodes)
+    models = {
+        str(bits or FLOAT): open_backend("mlx", bundle, adapter, "float32", rows_of, kv_bits=bits)
+        for bits in (None, *sorted(KV_BITS, reverse=True))
+    }
+    drafter = Drafter(adapter.num_nodes, parent_bias=bundle.parent_bias(adapter))
+    limit = min(arguments.max_tokens or adapter.max_tokens, adapter.max_tokens)
+    stop = frozenset(bundle.manifest.architecture.eos_ids)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    file = arguments.output.with_suffix(".rows.jsonl")
+    rows = compare_all(models, prompts, drafter, limit, stop, file)
+    result = {
+        kind: {**totals(rows, kind), "cache": cache_size(model, prompts, arguments.tokens)}
+        for kind, model in models.items()
+    }
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 

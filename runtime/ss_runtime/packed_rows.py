@@ -83,5 +83,5 @@ class PackedRows:
 
 def reads_packed() -> bool:
     """Whether attention multiplies with the codes. On a GPU, where reading memory is what costs; on a CPU
-    MLX's product with codes takes up to 30 times as long as unpacking them for an ordinary one."""
+    MLX's product of many rows with codes takes tens of times as long as unpacking for an ordinary one."""
     return mx.default_device() == mx.gpu

@@ -196,6 +196,18 @@ def test_drafted_text_is_the_plain_one(base, case, bits, monkeypatch):
     assert model.cache.capacity % 16 == 0
 
 
+@pytest.mark.heavy
+def test_compiled_steps(base, monkeypatch):
+    """What runs on a GPU, as far as a CPU can: a compiled graph that multiplies with the codes."""
+    monkeypatch.setattr(kv_cache, "reads_packed", lambda: True)
+    adapter = random_adapter(base, CONFIGS["bare"])
+    texts = []
+    for compiled, nodes in ((False, 1), (True, 3)):
+        model = mlx_model(base, adapter, num_nodes=3, bucket=32, compiled=compiled, kv_bits=8)
+        texts.append([t for step in decode(model, Drafter(nodes), PROMPT, 30) for t in step.tokens])
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("config", [CONFIGS["rich"], TOP_KEYS], ids=["rich", "top keys"])
 def test_streams_are_the_same_in_every_pass(base, config):
     """In one pass with all rows, alone, and put off until after the commit."""
