@@ -33,17 +33,22 @@ class AdapterBank:
     """Adapters of one bundle on MLX. One generation at a time; activating is a look-up.
 
     names: what to load at once (None: all); quantize: what the base's matrices are packed to
-    (`quantized_weights.SCHEMES`). The base alone is always there, under `base_name`. Models whose keys and
-    values depend on the same things share one prompt cache. Raises UserError for a bundle without MLX
-    weights or an unknown adapter.
+    (`quantized_weights.SCHEMES`); kv_bits: as in `MLXStepModel`. The base alone is always there, under
+    `base_name`. Models whose keys and values depend on the same things share one prompt cache. Raises
+    UserError for a bundle without MLX weights or an unknown adapter.
     """
 
     def __init__(
-        self, bundle: Bundle, dtype: str, names: list[str] | None = None, quantize: str | None = None
+        self,
+        bundle: Bundle,
+        dtype: str,
+        names: list[str] | None = None,
+        quantize: str | None = None,
+        kv_bits: int | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise UserError(f"dtype '{dtype}' is not one of {', '.join(DTYPES)}")
-        self.bundle, self.dtype, self.quantize = bundle, dtype, quantize
+        self.bundle, self.dtype, self.quantize, self.kv_bits = bundle, dtype, quantize, kv_bits
         self._base = base_arrays(bundle, dtype, quantize)
         mx.eval(self._base)
         self._resident: dict[str, ResidentAdapter] = {}
@@ -126,10 +131,11 @@ class AdapterBank:
             context=self.bundle.manifest.architecture.default_context,
             dtype=self.dtype,
             stream_rows=default_stream_rows(adapter.config) if has_streams(adapter) else "none",
+            kv_bits=self.kv_bits,
             **pruning,
         )
         mx.eval(model.decoder.parameters())
-        content = cache_content(self.bundle, adapter, self.dtype, self.quantize)
+        content = cache_content(self.bundle, adapter, self.dtype, self.quantize, self.kv_bits)
         text = self._texts.setdefault(content, CachedText(content, model.cache))
         bias = self._parent_bias(adapter)
         return ResidentAdapter(adapter, ReusingModel(model, text), bias, self._own_bytes(model, bias))

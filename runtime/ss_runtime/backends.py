@@ -33,6 +33,7 @@ DTYPES = {
 }
 BACKENDS = tuple(DTYPES)
 QUANTIZATIONS = ("4", "8", "mxfp4")
+KV_BITS = (4, 8)
 BASE_FILE = "mlx/base.safetensors"
 CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
@@ -104,13 +105,15 @@ def open_backend(
     quantize: str | None = None,
     compute_units: str | None = None,
     num_kept: int | None = None,
+    kv_bits: int | None = None,
 ) -> StepModel:
     """The adapter's step model on a back end.
 
     stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here); quantize:
     what MLX packs the base's matrices to (`QUANTIZATIONS`); compute_units: engines that Core ML may use;
-    num_kept: nodes that MLX keeps after pruning (None: as the bundle's package). Raises UserError when the
-    back end is unknown, is not to be had here, or a file is damaged.
+    num_kept: nodes that MLX keeps after pruning (None: as the bundle's package); kv_bits: what it keeps
+    keys and values in (`KV_BITS`). Raises UserError when the back end is unknown, is not to be had here,
+    or a file is damaged.
     """
     check_backend(name, dtype)
     if compute_units is not None and name != "coreml":
@@ -119,12 +122,15 @@ def open_backend(
         raise UserError(f"back end '{name}': {reason}")
     if quantize is not None and name != "mlx":
         raise UserError(f"back end '{name}' computes with the bundle's weights: leave --quantize out")
+    if kv_bits is not None and name != "mlx":
+        raise UserError(f"back end '{name}' keeps keys and values as they are: leave --kv-bits out")
     if name == "mlxfn":
         return _open_functions(bundle, adapter, dtype)
     dtype = dtype or default_dtype(name)
     if name == "mlx":
         rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
-        return _open_mlx(bundle, adapter, dtype, rows, quantize, num_kept)
+        settings = {} if num_kept is None else {"num_kept": num_kept}
+        return _open_mlx(bundle, adapter, dtype, rows, quantize=quantize, kv_bits=kv_bits, **settings)
     if name == "reference":
         return _open_reference(bundle, adapter, dtype)
     if name == "executor":
@@ -147,20 +153,13 @@ def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:
 
 
 def _open_mlx(
-    bundle: Bundle,
-    adapter: BundledAdapter,
-    dtype: str,
-    stream_rows: str,
-    quantize: str | None,
-    num_kept: int | None,
+    bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str, **settings
 ) -> StepModel:
     load_openblas()
     from ss_runtime.loading import load_model
 
-    settings = {"stream_rows": stream_rows, "quantize": quantize, **_pruning(adapter)}
-    if num_kept is not None:
-        settings["num_kept"] = num_kept
-    return load_model(bundle, adapter, dtype, **settings)
+    settings = {**_pruning(adapter), **settings}
+    return load_model(bundle, adapter, dtype, stream_rows=stream_rows, **settings)
 
 
 def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) -> StepModel:

@@ -24,6 +24,7 @@ from ss_device.errors import UserError
 from ss_device.files import check_writable
 from ss_runtime.backends import (
     DTYPES,
+    KV_BITS,
     blas_threads,
     default_dtype,
     fastest_stream_rows,
@@ -85,6 +86,9 @@ def _parser() -> CommandParser:
         "--draft-tokens", type=positive, default=2, metavar="K",
         help="tokens that mlx-lm-draft's small model writes ahead (default: %(default)s, mlx-lm's own)",
     )  # fmt: skip
+    run.add_argument(
+        "--kv-bits", type=int, choices=KV_BITS, help="keep keys and values in 4 or 8 bits (our methods)"
+    )
     run.add_argument("--repeat", type=positive, default=1, metavar="N", help="rounds over the prompts")
     run.add_argument("--output", type=Path, metavar="FILE", help="write JSON here and Markdown beside it")
     run.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (needs matplotlib)")
@@ -153,7 +157,7 @@ def run_methods(arguments: argparse.Namespace) -> None:
     _check_outputs(arguments)
     bundle, adapter, prompts, max_tokens, dtype = _open(arguments)
     folders = arguments.base, arguments.draft
-    setting = methods.Setting(bundle, adapter, dtype, *folders, arguments.draft_tokens)
+    setting = methods.Setting(bundle, adapter, dtype, *folders, arguments.draft_tokens, arguments.kv_bits)
     memory, opened = MemoryLedger(), {}
     for name in dict.fromkeys(names):
         with memory.account(name, counted=False):
@@ -166,6 +170,7 @@ def run_methods(arguments: argparse.Namespace) -> None:
         "device": device_name(),
         "dtype": dtype,
         "blas_threads": blas_threads(),
+        "kv_bits": arguments.kv_bits,
         "adapter": adapter.app,
         "base": bundle.manifest.base.name,
         "prompts": len(prompts),

@@ -44,7 +44,8 @@ def with_cache(
     """An MLX model that computes only what is new since the text before, and the messages of its file."""
     from ss_runtime.prompt_cache import CachedText, ReusingModel, cache_content
 
-    text = CachedText(cache_content(bundle, adapter, dtype, arguments.quantize), model.cache)
+    content = cache_content(bundle, adapter, dtype, arguments.quantize, arguments.kv_bits)
+    text = CachedText(content, model.cache)
     file, messages = arguments.prompt_cache, []
     if file is not None and file.exists():
         messages = text.load(file, model.limits.context)

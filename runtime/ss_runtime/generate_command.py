@@ -24,6 +24,7 @@ from ss_device.sampling import Chooser
 from ss_runtime.backends import (
     BACKENDS,
     DTYPES,
+    KV_BITS,
     QUANTIZATIONS,
     check_backend,
     default_backend,
@@ -104,6 +105,7 @@ def _parser() -> CommandParser:
     add("--dtype", choices=sorted(set(sum(DTYPES.values(), ()))), help="arithmetic of the back end")
     add("--quantize", choices=QUANTIZATIONS, help="MLX: pack the base to affine 4 or 8 bits, or mxfp4")
     add("--compute-units", choices=tuple(COMPUTE_UNITS), help="engines that Core ML may use (default all)")
+    add("--kv-bits", type=int, choices=KV_BITS, help="MLX: keep keys and values in 4 or 8 bits")
     add_cache_options(parser)
     add("--plain", action="store_true", help="no drafts: one token per call")
     add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
@@ -183,8 +185,10 @@ def open_session(
         raise UserError(f"--prompt-cache holds keys and values of MLX, not of back end '{name}'")
     rows = fastest_stream_rows(adapter, drafter.num_nodes)
     kept = (tuned.num_kept or adapter.num_nodes) if tuned else None
+    packing = {"quantize": arguments.quantize, "kv_bits": arguments.kv_bits}
+    units = arguments.compute_units
     model = open_backend(
-        name, bundle, adapter, arguments.dtype, rows, arguments.quantize, arguments.compute_units, kept
+        name, bundle, adapter, arguments.dtype, rows, compute_units=units, num_kept=kept, **packing
     )
     messages: list[dict] = []
     if name == "mlx" and (arguments.chat or arguments.prompt_cache):

@@ -30,14 +30,15 @@ def load_model(
     prune_over: str = "draft",
     stream_rows: str | None = None,
     quantize: str | None = None,
+    kv_bits: int | None = None,
 ) -> MLXStepModel:
     """The adapter's step model from the bundle's MLX files (DESIGN: MLX runtime).
 
     num_nodes: nodes per step, by default the adapter's; num_kept: nodes after pruning, by default all;
     context in tokens, by default `Architecture.default_context`; stream_rows by default as
-    `default_stream_rows` says; quantize: of `SCHEMES`, what the base's matrices are packed to (None: not
-    at all); the rest as in `MLXStepModel`. Raises UserError for a bundle without MLX files, a damaged file
-    or settings that do not fit.
+    `default_stream_rows` says; quantize: of `SCHEMES`, what the base's matrices are packed to (None: not at
+    all); the rest, kv_bits too, as in `MLXStepModel`. Raises UserError for a bundle without MLX files, a
+    damaged file or settings that do not fit.
     """
     architecture = bundle.manifest.architecture
     stream_rows = default_stream_rows(adapter.config) if stream_rows is None else stream_rows
@@ -52,6 +53,7 @@ def load_model(
         prune_over=prune_over,
         dtype=dtype,
         stream_rows=stream_rows,
+        kv_bits=kv_bits,
     )
 
 

@@ -50,7 +50,7 @@ class MLXStepModel:
     `bucket` is the unit by which buffers grow, in tokens. A compiled step is traced once per tree size and
     buffer length, so trees are then padded to a power of two (or N), and it reads whole buffers. By default
     it is compiled on a GPU and not on a CPU, where MLX runs a C++ compiler for every fused kernel it meets
-    and where every row and slot costs.
+    and where every row and slot costs. kv_bits: keys and values are kept in so few (4 or 8; None: `dtype`).
 
     Raises UserError for settings or arrays that do not fit.
     """
@@ -70,6 +70,7 @@ class MLXStepModel:
         stream_rows: str = "kept",
         bucket: int = BUCKET,
         compiled: bool | None = None,
+        kv_bits: int | None = None,
     ) -> None:
         num_kept = num_nodes if num_kept is None else num_kept
         _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows)
@@ -78,15 +79,10 @@ class MLXStepModel:
             num_nodes, num_kept, config.num_streams, context, defers_streams=stream_rows == "accepted"
         )
         self.config, self.prune_over, self.stream_rows = config, prune_over, stream_rows
+        heads = architecture.num_kv_heads, architecture.head_dim
+        self.cache = KVCache(architecture.num_layers, *heads, getattr(mx, dtype), bucket, kv_bits)
         self.decoder = StreamDecoder(architecture, config, context)
         self.decoder.install(base_arrays, adapter_arrays, getattr(mx, dtype))
-        self.cache = KVCache(
-            architecture.num_layers,
-            architecture.num_kv_heads,
-            architecture.head_dim,
-            getattr(mx, dtype),
-            bucket,
-        )
         self._kept: np.ndarray | None = None
         self._drafting: mx.array | None = None  # [1, h], of a step whose streams were put off
         self._compiled = mx.default_device() == mx.gpu if compiled is None else compiled

@@ -20,15 +20,23 @@ from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
 from ss_device.tree import DraftTree
-from ss_runtime.kv_cache import KVCache
+from ss_runtime.kv_cache import KVCache, write_rows
 from ss_runtime.mlx_model import MLXStepModel
 
 FORMAT_VERSION = 1
+NAMES = {"keys", "values", "tokens"}  # that every such file has
 
 
-def cache_content(bundle: Bundle, adapter: BundledAdapter, dtype: str, quantize: str | None = None) -> str:
-    """What keys and values depend on, as a sha256: base, arithmetic, and the adapter in shared mode."""
+def cache_content(
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    dtype: str,
+    quantize: str | None = None,
+    kv_bits: int | None = None,
+) -> str:
+    """What keys and values depend on, as a sha256: base, arithmetic, bits, adapter in shared mode."""
     parts = [bundle.manifest.base.sha256, dtype, *([f"quantized {quantize}"] if quantize else [])]
+    parts += [f"keys and values {kv_bits}"] if kv_bits else []
     if adapter.config.mode == "shared":
         entry = bundle.manifest.files.get(adapter.tensor_file, {})
         parts += [entry.get("sha256", adapter.app), json.dumps(adapter.config.to_dict(), sort_keys=True)]
@@ -62,7 +70,7 @@ class CachedText:
         return max(limit, 0)
 
     def save(self, path: Path, messages: Sequence[dict] = ()) -> None:
-        """Write a safetensors file: tokens, and `keys`/`values` [layers, kv_heads, tokens, head_dim].
+        """Write a safetensors file: tokens, and the cache's arrays (`KVCache.stacked`).
 
         messages: a conversation whose text this is, kept for `load`.
         """
@@ -70,13 +78,14 @@ class CachedText:
         if not length or not self.kv.layers:
             raise UserError("the prompt cache is empty: generate or prefill before saving it")
         arrays = {
-            name: mx.stack([pair[part][0, :, :length] for pair in self.kv.layers])
-            for part, name in enumerate(("keys", "values"))
+            name: mx.stack([buffers[part][0, :, :length] for buffers in self.kv.layers])
+            for part, name in enumerate(self.kv.names)
         }
         arrays["tokens"] = mx.array(self.tokens[:length], mx.int32)
         about = {
             "format_version": str(FORMAT_VERSION),
             "content": self.content,
+            "kv_bits": str(self.kv.bits or ""),
             "messages": json.dumps(list(messages), ensure_ascii=False),
         }
         partial = path.with_name(f".{path.name}.partial.safetensors")
@@ -94,34 +103,44 @@ class CachedText:
         then what it was.
         """
         arrays, about = _read(path)
-        if about.get("content") != self.content:
-            raise UserError(
-                f"{path}: made with another base, arithmetic or adapter (content "
-                f"{about.get('content', '')[:12]}…, here {self.content[:12]}…)"
-            )
-        tokens = arrays["tokens"].tolist()
-        if len(tokens) > context:
-            raise UserError(f"{path}: {len(tokens)} tokens, the context holds {context}")
-        messages = _messages(path, about)
-        kv = self.kv
-        shape = kv.shape(len(tokens))
-        for name in ("keys", "values"):
-            if arrays[name].shape != shape:
-                raise UserError(f"{path}: '{name}' has shape {arrays[name].shape}, expected {shape}")
+        self._check(path, arrays, about, context)
+        tokens, kv, messages = arrays["tokens"].tolist(), self.kv, _messages(path, about)
         kv.reset()
         kv.reserve(len(tokens))
         start = mx.array([0])
         kv.layers = [
             tuple(
-                mx.slice_update(buffer, arrays[name][layer][None].astype(buffer.dtype), start, (2,))
-                for buffer, name in zip(pair, ("keys", "values"), strict=True)
+                write_rows(buffer, arrays[name][layer][None], start)
+                for buffer, name in zip(buffers, kv.names, strict=True)
             )
-            for layer, pair in enumerate(kv.layers)
+            for layer, buffers in enumerate(kv.layers)
         ]
         mx.eval(kv.layers)
         kv.length = len(tokens)
         self.tokens, self.reusable = tokens, len(tokens)
         return messages
+
+    def _check(self, path: Path, arrays: dict, about: dict[str, str], context: int) -> None:
+        """Raise UserError for a file that is not this text's or does not fit."""
+        kv = self.kv
+        if about.get("format_version") != str(FORMAT_VERSION) or not set(arrays) >= NAMES:
+            raise UserError(f"{path}: not a prompt cache of format version {FORMAT_VERSION}")
+        if (bits := about.get("kv_bits", "")) != str(kv.bits or ""):
+            theirs, ours = (f"in {b} bits" if b else "not quantized" for b in (bits, kv.bits))
+            raise UserError(f"{path}: its keys and values are {theirs}, here they are {ours} (--kv-bits)")
+        if about.get("content") != self.content:
+            raise UserError(
+                f"{path}: made with another base, arithmetic or adapter (content "
+                f"{about.get('content', '')[:12]}…, here {self.content[:12]}…)"
+            )
+        length = arrays["tokens"].size
+        if length > context:
+            raise UserError(f"{path}: {length} tokens, the context holds {context}")
+        for name, (shape, dtype) in kv.stacked(length).items():
+            array = arrays.get(name)
+            if array is None or array.shape != shape or array.dtype != dtype:
+                found = f"{array.dtype} {array.shape}" if array is not None else "missing"
+                raise UserError(f"{path}: '{name}' is {found}, expected {dtype} {shape}")
 
 
 def _messages(path: Path, about: dict[str, str]) -> list[dict]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ss_device.bundle import open_bundle
 from ss_device.command_line import CommandParser, positive, run_command
 from ss_device.errors import UserError
-from ss_runtime.backends import BASE_FILE, DTYPES, QUANTIZATIONS, default_dtype, load_openblas
+from ss_runtime.backends import BASE_FILE, DTYPES, KV_BITS, QUANTIZATIONS, default_dtype, load_openblas
 from ss_runtime.tuning import untuned_hint
 
 # Running answers get this long after a signal; the call that runs then must end within the second time.
@@ -38,6 +38,7 @@ def _parser() -> CommandParser:
     add("--dtype", choices=DTYPES["mlx"], help="arithmetic of MLX (default: what suits this machine)")
     add("--adapters", metavar="A,B", help="load only these (default: all; POST /v1/adapters/NAME loads)")
     add("--quantize", choices=QUANTIZATIONS, help="pack the base's matrices: affine 4 or 8 bits, or mxfp4")
+    add("--kv-bits", type=int, choices=KV_BITS, help="keep keys and values in 4 or 8 bits")
     add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
     add("--lookup", action="store_true", help="copies from prompt and output compete for the tree's nodes")
     add("--queue", type=positive, default=8, metavar="N", help="requests that may wait (default: 8)")
@@ -81,7 +82,8 @@ def serve(arguments: argparse.Namespace) -> None:
     with listening(config) as socket:
         names = arguments.adapters and [name for name in arguments.adapters.split(",") if name]
         drafting = arguments.lookup, arguments.nodes
-        engine = Engine(bundle, dtype, arguments.queue, *drafting, names, arguments.quantize)
+        packing = arguments.quantize, arguments.kv_bits
+        engine = Engine(bundle, dtype, arguments.queue, *drafting, names, *packing)
         config.app = make_app(engine, arguments.body_limit, arguments.max_tokens)
         models = ", ".join([*engine.bank.names, engine.bank.base_name])
         print(f"{models} at http://{_place(socket)}/v1 (Ctrl-C ends)", file=sys.stderr)

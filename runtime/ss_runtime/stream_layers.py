@@ -13,7 +13,8 @@ import mlx.nn as nn
 
 from ss_device.architecture import ATTENTION, Architecture
 from ss_device.config import SpeculativeConfig
-from ss_runtime.kv_cache import write_rows
+from ss_runtime.kv_cache import Buffers, read_keys_values, write_keys_values
+from ss_runtime.packed_rows import PackedRows
 
 
 def silu(x: mx.array) -> mx.array:
@@ -87,21 +88,25 @@ def attend(q, keys, values, mask: mx.array, scale: float, cap: float | None) -> 
 
     mask: bool [R, S], or [1, H, R, S] where heads see different keys. On a CPU the fused kernel is a
     composition too, with one product per head: here there is one per key head, and slots that nobody sees
-    cost no exponential (their scores are −∞).
+    cost no exponential (their scores are −∞). Packed keys and values are multiplied as they are.
     """
-    if cap is None and mx.default_device() == mx.gpu:
+    if cap is None and mx.default_device() == mx.gpu and isinstance(keys, mx.array):
         return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
     scores = attention_scores(q, keys, scale, cap)
     mask = mask if mask.ndim == 2 else mask.reshape(scores.shape)
     weights = mx.softmax(mx.where(mask, scores, -mx.inf), axis=-1, precise=True)
-    return (weights.reshape(1, keys.shape[1], -1, keys.shape[2]) @ values).reshape(q.shape)
+    weights = weights.reshape(1, keys.shape[1], -1, keys.shape[2])
+    packed = isinstance(values, PackedRows)
+    return (values.product(weights, transpose=False) if packed else weights @ values).reshape(q.shape)
 
 
 def attention_scores(q, keys, scale: float, cap: float | None) -> mx.array:
     """Scaled, capped scores of q [1, H, R, D] at keys [1, n_kv, S, D]: [1, n_kv, H / n_kv, R, S]."""
     _, n_kv, size, width = keys.shape
-    scores = (q * scale).reshape(1, n_kv, -1, width) @ keys.swapaxes(-1, -2)
-    return soft_cap(scores.reshape(1, n_kv, -1, q.shape[2], size), cap)
+    q, rows = (q * scale).reshape(1, n_kv, -1, width), q.shape[2]
+    packed = isinstance(keys, PackedRows)
+    scores = keys.product(q, transpose=True) if packed else q @ keys.swapaxes(-1, -2)
+    return soft_cap(scores.reshape(1, n_kv, -1, rows, size), cap)
 
 
 def rotate_values(values: mx.array, num_streams: int, turn: float) -> mx.array:
@@ -205,7 +210,7 @@ class Attention(AdaptedLinears):
             self.q_norm = make_norm(architecture, architecture.head_dim)
             self.k_norm = make_norm(architecture, architecture.head_dim)
 
-    def __call__(self, x: mx.array, rows: Rows, view: View, kv: tuple[mx.array, mx.array]):
+    def __call__(self, x: mx.array, rows: Rows, view: View, kv: Buffers):
         """x [R, h] → ([R, h], buffers with the rows written at `rows.slot`)."""
         a = self.architecture
         split = {"q": a.num_heads, "k": a.num_kv_heads, "v": a.num_kv_heads}
@@ -220,16 +225,16 @@ class Attention(AdaptedLinears):
             turned = rotate_values(v[rows.num_main :], self.num_streams, self.value_rotation)
             v = mx.concatenate([v[: rows.num_main], turned], axis=0)
         q, k, v = (part.transpose(1, 0, 2)[None] for part in (q, k, v))
-        kv = write_rows(kv[0], k, rows.slot), write_rows(kv[1], v, rows.slot)
+        kv = write_keys_values(kv, k, v, rows.slot)
         mask = view.mask
-        keys, values = (part[:, :, : mask.shape[1]] for part in kv)
+        keys, values = read_keys_values(kv, mask.shape[1], a.head_dim)
         if 0 < self.stream_top_keys < mask.shape[1] and rows.num_main < x.shape[0]:
             mask = self._only_top_keys(q, keys, mask, rows)
         mixed = attend(q, keys, values, mask, a.query_scale, a.attention_softcap)
         mixed = mixed[0].transpose(1, 0, 2).reshape(x.shape[0], -1)
         return self.project("o", mixed, rows.num_main), kv
 
-    def _only_top_keys(self, q: mx.array, keys: mx.array, mask: mx.array, rows: Rows) -> mx.array:
+    def _only_top_keys(self, q: mx.array, keys, mask: mx.array, rows: Rows) -> mx.array:
         """The mask [R, C] by head, [1, H, R, C]: of the main keys, streams see those that their main row
         attends to most (v2 H.1). Equal scores at the limit are all seen: no order decides among them."""
         a, main = self.architecture, rows.num_main
@@ -294,7 +299,7 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(architecture, config, is_msa)
         self.window = window
 
-    def __call__(self, x: mx.array, rows: Rows, kv: tuple[mx.array, mx.array]):
+    def __call__(self, x: mx.array, rows: Rows, kv: Buffers):
         """x [R, h] → ([R, h], the layer's buffers with the rows written)."""
         normed = self.attn_norm(x)
         mixed, kv = self.attn(normed, rows, rows.views[self.window], kv)

@@ -43,7 +43,7 @@ Method = Callable[[Sequence[int], int], Run]
 class Setting:
     """What the methods share. base, draft: Hugging Face folders, for methods that load one.
 
-    draft_tokens: how far mlx-lm's draft model writes ahead.
+    draft_tokens: how far mlx-lm's draft model writes ahead; kv_bits: what ours keep keys and values in.
     """
 
     bundle: Bundle
@@ -52,6 +52,7 @@ class Setting:
     base: Path | None = None
     draft: Path | None = None
     draft_tokens: int = 2
+    kv_bits: int | None = None
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -62,6 +63,8 @@ def open_method(name: str, setting: Setting) -> Method:
     """A method by name. Raises UserError for an unknown one or one that cannot run here."""
     if name in OURS:
         return OurMethod(name, setting)
+    if setting.kv_bits and name in FOREIGN:
+        raise UserError(f"--kv-bits is for this runtime's methods: leave '{name}' out")
     if name in ("mlx-lm", "mlx-lm-draft"):
         return _mlx_lm(setting, with_draft=name == "mlx-lm-draft")
     if name in FOREIGN:
@@ -104,7 +107,7 @@ class OurMethod:
         self.forget()
         uses_streams = getattr(self._drafter, "use_streams", False)
         rows = fastest_stream_rows(setting.adapter, self._drafter.num_nodes if uses_streams else 1)
-        options = {"stream_rows": rows, "num_kept": kept}
+        options = {"stream_rows": rows, "num_kept": kept, "kv_bits": setting.kv_bits}
         model = open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, **options)
         self._model = TimedModel(model)
 

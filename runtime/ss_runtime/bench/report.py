@@ -28,8 +28,9 @@ def write_result(result: dict, path: Path) -> None:
 
 def markdown(result: dict) -> str:
     """The table of one result."""
+    bits = f", keys and values in {result['kv_bits']} bits" if result.get("kv_bits") else ""
     lines = [
-        f"{result['prompts']} prompts, {result['dtype']}, {result['device']}, "
+        f"{result['prompts']} prompts, {result['dtype']}{bits}, {result['device']}, "
         f"BLAS threads: {result['blas_threads'] or 'not known'}",
         "",
         "| " + " | ".join(COLUMNS) + " |",

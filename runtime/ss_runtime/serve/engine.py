@@ -66,7 +66,7 @@ class Engine:
 
     queue: requests that may wait while another one runs; one more gets 429. lookup: draft copies too.
     Without nodes and lookup an adapter drafts as `ss-bench tune` chose on this device, where it did.
-    names: adapters to load (None: all); quantize: as in `AdapterBank`.
+    names: adapters to load (None: all); quantize, kv_bits: as in `AdapterBank`.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Engine:
         nodes: int | None,
         names: list[str] | None = None,
         quantize: str | None = None,
+        kv_bits: int | None = None,
     ) -> None:
         self.bundle, self.queue = bundle, queue
         self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
@@ -88,16 +89,16 @@ class Engine:
         self.tokenizer = load_tokenizer(bundle)
         self.chat = ChatPrompt(bundle.path, self.tokenizer)
         self.started = int(time.time())
-        self.bank = self._worker.submit(self._open_bank, dtype, names, quantize).result()
+        self.bank = self._worker.submit(self._open_bank, dtype, names, quantize, kv_bits).result()
         models = [*self.bank.names, self.bank.base_name]
         self.untuned: list[str] = []  # adapters whose drafts were not chosen for this device
         # An adaptive drafter learns over requests. All are made now: what was tuned may be unreadable.
         self._drafters = {name: self._new_drafter(self.bank.activate(name)) for name in models}
 
-    def _open_bank(self, dtype: str, names: list[str] | None, quantize: str | None):
+    def _open_bank(self, dtype: str, *settings):
         from ss_runtime.adapter_bank import AdapterBank
 
-        return AdapterBank(self.bundle, dtype, names, quantize)
+        return AdapterBank(self.bundle, dtype, *settings)
 
     def close(self) -> None:
         """Wait for the running model call and end the worker."""
