@@ -159,6 +159,7 @@ class AdaptiveDrafter:
     """
 
     defers_streams = True
+    NODE_SECONDS = 4e-5  # of the host's drawing a node: a table of costs that is flat gives none away
     PROBE_AFTER = 32  # steps without streams in a cell after which they are tried again
     RATE_MEMORY = 0.98
 
@@ -206,7 +207,7 @@ class AdaptiveDrafter:
         seconds, found = self._seconds, np.full(self.num_nodes, np.inf)
         for size in range(1, self.num_nodes):
             more = np.arange(1, self.num_nodes - size + 1)
-            found[size - 1] = np.min((seconds[size:] - seconds[size - 1]) / more)
+            found[size - 1] = np.min((seconds[size:] - seconds[size - 1]) / more) + self.NODE_SECONDS
         return found
 
     def start(self, prompt: Sequence[int]) -> _Generation:

@@ -14,6 +14,7 @@ deeper than γ. The text before a node includes the node's own path.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -180,28 +181,28 @@ def mixed_children(
     parent_bias: ParentBias | None,
     count: int,
     least: float = 0.0,
-) -> Callable[[tuple[int, ...]], tuple[np.ndarray, np.ndarray]]:
+) -> Callable[[tuple[int, ...]], tuple[Sequence[int], Sequence[float]]]:
     """A function: path (root first) → the best `count` child ids and their log-probabilities.
 
-    A child that is no copy and that the streams give less than `least` may be missing.
+    Children of less than `least` may be missing.
     """
     streams = StreamChildren(stream_logits, parent_bias, count, least)
-    nothing = (np.zeros(0, np.int64), np.zeros(0))
+    nothing: tuple[Sequence[int], Sequence[float]] = ((), ())
 
-    def ranked(path: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        drafted = len(path) <= len(stream_logits)
+    def ranked(path: tuple[int, ...]) -> tuple[Sequence[int], Sequence[float]]:
+        has_stream = len(path) <= len(stream_logits)
         copies, left = history.predict(path[1:])
         if not copies:
-            return streams(path) if drafted else nothing
+            return streams(path) if has_stream else nothing
         mixed = dict(copies)
-        if drafted:
+        if has_stream:
             # A token that is no copy keeps its rank among the streams' own: their best are enough.
-            log_probs = streams.log_probs(path)
             tokens = list({*streams(path)[0].tolist(), *copies})
-            for token, drafts in zip(tokens, np.exp(log_probs[tokens]).tolist(), strict=True):
-                mixed[token] = mixed.get(token, 0.0) + left * drafts
-        best = sorted(((-p, token) for token, p in mixed.items() if p > 0))[:count]
-        return np.array([t for _, t in best], np.int64), np.log([-p for p, _ in best])
+            drafted = np.exp(streams.log_probs(path, tokens)).tolist()
+            for token, probability in zip(tokens, drafted, strict=True):
+                mixed[token] = mixed.get(token, 0.0) + left * probability
+        best = sorted([(-p, token) for token, p in mixed.items() if p > 0 and p >= least])[:count]
+        return [token for _, token in best], [math.log(-p) for p, _ in best]
 
     return ranked
 

@@ -10,7 +10,7 @@ A tree is drawn with its root, the already decided token, as node 0; parents com
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,24 +191,33 @@ class StreamChildren:
     ) -> None:
         self._logits, self._bias, self._count = stream_logits, parent_bias, count
         self._floor = np.log(least) if least > 0 else -np.inf
-        self._log_probs: dict[tuple[int, int], np.ndarray] = {}
+        self._scored: dict[tuple[int, int], tuple[np.ndarray, np.float32]] = {}
         self._ranked: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, path: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         key = self._key(path)
         if key not in self._ranked:
-            self._ranked[key] = _best(self.log_probs(path), self._count, self._floor)
+            shifted, log_sum = self._scores(path)
+            ids, scores = _best(shifted, self._count, self._floor + log_sum)
+            self._ranked[key] = ids, scores - log_sum
         return self._ranked[key]
 
-    def log_probs(self, path: tuple[int, ...]) -> np.ndarray:
-        """Log-probabilities of all children, float32 [V]."""
+    def log_probs(self, path: tuple[int, ...], tokens: Sequence[int]) -> np.ndarray:
+        """Log-probabilities of the children `tokens`, float32 [tokens]."""
+        shifted, log_sum = self._scores(path)
+        return shifted[tokens] - log_sum
+
+    def _scores(self, path: tuple[int, ...]) -> tuple[np.ndarray, np.float32]:
+        """Logits [V] below their largest, and the logarithm of their exponentials' sum: two parts of
+        `log_softmax`, one pass over the vocabulary less."""
         key = self._key(path)
-        if key not in self._log_probs:
+        if key not in self._scored:
             logits = self._logits[key[0]].astype(np.float32, copy=False)
             if self._bias is not None:
                 logits = logits + self._bias(path[-1])
-            self._log_probs[key] = log_softmax(logits)
-        return self._log_probs[key]
+            shifted = logits - logits.max()
+            self._scored[key] = shifted, np.log(np.exp(shifted).sum())
+        return self._scored[key]
 
     def _key(self, path: tuple[int, ...]) -> tuple[int, int]:
         return len(path) - 1, path[-1] if self._bias else -1

@@ -39,7 +39,7 @@ CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
 # Unless the environment says otherwise. A second thread waits for the first at every product of matrices:
 # where another program holds its core, decoding stands still.
-OPENBLAS_THREADS = 1
+OPENBLAS_THREADS = 2
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # read in this order
 
 
