@@ -110,7 +110,7 @@ class Reliability:
         ):
             total *= self.MEMORY
             total += (1 - self.MEMORY) * prior
-            np.add.at(total, bins, values)
+            total += np.bincount(bins, values, NUM_BINS)
 
     def _bins(self, probabilities: np.ndarray) -> np.ndarray:
         return np.minimum(-np.log2(np.maximum(probabilities, 1e-9)), NUM_BINS - 1).astype(int)
@@ -260,10 +260,12 @@ class AdaptiveDrafter:
         spent = draft.seconds + (self.costs.streams if fresh else 0.0)
         self._tokens = self.RATE_MEMORY * self._tokens + len(tokens)
         self._spent = self.RATE_MEMORY * self._spent + spent
-        accepted = np.zeros(draft.tree.num_nodes, bool)
-        node = 0
+        accepted, node = np.zeros(draft.tree.num_nodes, bool), 0
+        drafted, parents = draft.tree.tokens.tolist(), draft.tree.parents.tolist()
         for token in tokens[:-1]:
-            node = next(c for c in draft.tree.children(node) if draft.tree.tokens[c] == token)
+            # Children stand behind their parent.
+            later = range(node + 1, len(parents))
+            node = next(c for c in later if parents[c] == node and drafted[c] == token)
             accepted[node] = True
         self._reliable[draft.kind].observe(draft.probabilities[1:], accepted[1:])
 

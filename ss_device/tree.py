@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -86,14 +87,24 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 class ParentBias:
     """Low-rank bigram term on the parent token: `logits_child += u[parent] @ v.T`.
 
-    u, v: float32 [V, markov_rank] (METHOD: Draft trees).
+    u, v: float32 [V, markov_rank] (METHOD: Draft trees). The latest parents' rows are kept, up to
+    REMEMBERED_BYTES: few tokens are the parents of most nodes.
     """
 
     u: np.ndarray
     v: np.ndarray
+    _rows: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    REMEMBERED_BYTES: ClassVar[int] = 8 << 20
 
     def __call__(self, token: int) -> np.ndarray:
-        return self.v @ self.u[token]
+        """What is added to the logits of the children of `token`, float32 [V]; not to be written to."""
+        row = self._rows.get(token)
+        if row is None:
+            if len(self._rows) * self.v.shape[0] * 4 >= self.REMEMBERED_BYTES:
+                del self._rows[next(iter(self._rows))]  # the oldest
+            row = self._rows[token] = self.v @ self.u[token]
+        return row
 
 
 def best_first_tree(
