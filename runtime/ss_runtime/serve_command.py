@@ -57,7 +57,7 @@ def _parser() -> CommandParser:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Body of the command. Ctrl-C or SIGTERM end the process, once running answers have ended or were cut."""
+    """Body of the command. Ctrl-C and SIGTERM end the process, once running answers ended or were cut."""
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"port {arguments.port} must lie in 0 … 65535")
     bundle = open_bundle(arguments.bundle)
