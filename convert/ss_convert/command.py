@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -102,7 +103,13 @@ def _parser() -> CommandParser:
 
 def _add_form(group) -> None:
     """Options of `Form`."""
-    add = group.add_argument
+    _add_sizes(group.add_argument)
+    _add_graph(group.add_argument)
+    _add_weights(group.add_argument)
+
+
+def _add_sizes(add: Callable) -> None:
+    """How much a call takes and the cache holds."""
     add("--nodes", type=positive, dest="num_nodes", metavar="N", help="tree nodes per step (default 32)")
     add("--context", type=positive, metavar="N", help="tokens the cache holds (default 512)")
     add(
@@ -113,6 +120,10 @@ def _add_form(group) -> None:
         metavar="N",
         help="prompt tokens per prefill call (default 64)",
     )
+
+
+def _add_graph(add: Callable) -> None:
+    """The functions' form."""
     add("--preset", choices=sorted(PRESETS), help="the form for an engine; the choices below override it")
     for name, says in (
         ("layout", "products as linear or as 1×1 convolution"),
@@ -145,6 +156,10 @@ def _add_form(group) -> None:
         metavar="N|auto",
         help="packages that the layers are divided into; auto: files under 1 GB (default 1)",
     )
+
+
+def _add_weights(add: Callable) -> None:
+    """How weights are stored, adapters' included, and what the step returns."""
     add("--weights", choices=WEIGHTS, help="how the base's projections are stored (default fp16)")
     add(
         "--embedding-weights",
