@@ -37,8 +37,8 @@ KV_BITS = (4, 8)
 BASE_FILE = "mlx/base.safetensors"
 CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
-# Unless the environment says otherwise. A second thread waits for the first at every product of matrices:
-# where another program holds its core, decoding stands still.
+# Unless the environment says otherwise. Two decode faster than one on two free cores (docs/benchmark.md).
+# They wait for each other at every product of matrices: where another program holds a core, one is faster.
 OPENBLAS_THREADS = 2
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # read in this order
 
