@@ -2,6 +2,7 @@
 #             (make demo INPUT=test.jsonl.gz: your own rows with question and context)
 # make test   style check and tests; those of the Swift package too where a Swift toolchain is to be had
 # make test-swift   the Swift package's tests, after providing a toolchain (scripts/swift_toolchain.sh)
+# make models DATA=folder [MINUTES=90] [WORK=folder]  train the whole demo: base, adapters, tables (docs/models.md)
 # make families  every model family on every back end against Hugging Face (table in docs/families.md)
 # make clean  remove what demo and test made (the virtual environment stays; `make distclean` removes it)
 # Another interpreter: make demo PYTHON=python3.12
@@ -12,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 # MLX's own matrix products on Linux are slow; the runtime loads this library when it is there.
 OPENBLAS := $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3)
 
-.PHONY: demo test families test-swift run-test-swift clean distclean install blas-hint
+.PHONY: demo test models families test-swift run-test-swift clean distclean install blas-hint
 
 demo: $(INSTALLED) blas-hint
 	@$(BIN)/python -m ss_runtime.demo $(if $(INPUT),--input $(INPUT))
@@ -43,6 +44,11 @@ endif
 $(TINY)/answers.json: scripts/export_swift_traces.py convert/ss_convert/coreml/interface.py ss_device/bundle.py | $(INSTALLED)
 	@echo "converting a tiny random bundle for the Swift tests ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python scripts/export_swift_traces.py bundle --output $(TINY) >/dev/null
+
+models: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "make models needs DATA=folder (docs/models.md says what is in it)" >&2; exit 2; }
+	$(BIN)/python -m scripts.train_models --data $(DATA) $(if $(MINUTES),--minutes $(MINUTES)) \
+	    $(if $(WORK),--work $(WORK))
 
 families: $(INSTALLED)
 	@$(BIN)/python -m tests.families --markdown docs/families.md

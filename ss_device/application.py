@@ -13,7 +13,7 @@ from ss_device.errors import UserError
 from ss_device.json_lines import located
 
 KINDS = ("pair", "chat")
-METRICS = ("exact_match", "rouge", "none")
+METRICS = ("exact_match", "sql", "rouge", "none")
 OVER_REFERENCES = ("best", "mean")
 
 
@@ -24,7 +24,9 @@ class Application:
     kind `pair`: `template` makes the prompt, `completion` the text to generate. kind `chat`: rows are
     conversations, `chat` says how they become text; every assistant turn is generated. columns: our
     field → the hub data set's column. over_references: a prompt's score is its `best` reference's or
-    the `mean` over references. stop_strings end a text and are cut off it.
+    the `mean` over references. schema: the field with CREATE TABLE statements, where answers are SQL that
+    can be executed; slots: the field with a meaning representation, whose slots a text must state.
+    stop_strings end a text and are cut off it.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Application:
     split: str = "train"
     hub_config: str = ""
     over_references: str = "best"
+    schema: str = ""
+    slots: str = ""
     chat: TurnTemplate | None = None
 
     def pieces(self, row: dict) -> list[Piece]:
@@ -175,6 +179,8 @@ def _application(raw: dict) -> Application:
         over_references=_one_of(
             metric.get("over_references", "best"), OVER_REFERENCES, "metric.over_references"
         ),
+        schema=metric.get("schema", ""),
+        slots=metric.get("slots", ""),
         chat=TurnTemplate.from_dict(raw["chat"]) if chat else None,
     )
 

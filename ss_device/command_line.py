@@ -166,6 +166,17 @@ def positive(text: str) -> int:
     return value
 
 
+def positive_number(text: str) -> float:
+    """argparse type: a number above 0."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from error
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
 def size_text(count: int) -> str:
     """Bytes for people: `123 B`, `4.5 KB`, `67.8 MB`."""
     value = float(count)

@@ -51,6 +51,11 @@ def _object(line: str, where: str) -> dict:
     return row
 
 
+def source_of(row: dict) -> str:
+    """What a row's `source` says before the first slash; empty without one."""
+    return str(row.get("source", "")).split("/")[0]
+
+
 def located(error: UserError, row: dict) -> UserError:
     """The same error with the row's place in front, where it is known."""
     where = getattr(row, "where", "")

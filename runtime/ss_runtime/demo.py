@@ -18,8 +18,12 @@ from ss_device.command_line import CommandParser, console, positive, prompts_fro
 from ss_device.decoding import Drafter
 from ss_runtime import validate_command
 from ss_runtime.backends import default_backend, default_dtype, open_backend
+from ss_runtime.demo_timing import side_by_side
 from ss_runtime.generate_command import Session, run_prompt
 from ss_runtime.tokenization import load_tokenizer
+
+TUNING_QUESTIONS = 20
+"""At most so many of the other questions decide which draft is the fastest."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = CommandParser(
         prog="demo",
         description="Convert the adapter to Core ML and MLX, answer questions drawn step by step, run one "
-        "on the Core ML package, replay the golden traces.",
+        "on the Core ML package, time them with drafts and without, replay the golden traces.",
         example="python -m ss_runtime.demo --questions 5",
     )
     parser.add_argument("--adapter", default="sqlctx", metavar="NAME")
@@ -54,7 +58,13 @@ def tour(arguments: argparse.Namespace) -> int:
     _heading("3. the first question on the Core ML package, run by the reference executor")
     same = _answer(bundle, adapter, rows[:1], "executor") == first[:1]
     print(f"the same tokens as {name}'s: {'yes' if same else 'NO'}")
-    _heading("4. ss-validate: every back end replays what the PyTorch reference recorded")
+    if name == "mlx":
+        _heading("4. the same questions without drafts and with those that suit this machine best")
+        others = prompts_from_file(file, adapter.prompt, arguments.questions + TUNING_QUESTIONS)
+        others = others[arguments.questions :] or rows
+        if not side_by_side(bundle, adapter, rows, others):
+            return 1
+    _heading("5. ss-validate: every back end replays what the PyTorch reference recorded")
     status = validate_command.main([str(output)])
     print(f"\ndemo done in {time.perf_counter() - started:.0f} s")
     # Half precision may settle a near tie otherwise; ss-validate judges that, not this comparison.

@@ -7,28 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ss_device.errors import UserError
 from ss_device.evaluation.bootstrap import mean_interval
+from ss_device.sql_text import evened, without_literals
 
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
-
-
-def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """Share of predictions equal to their reference, spaces at the ends aside. In [0, 1]."""
-    return float(
-        np.mean(prompt_scores("exact_match", predictions, [[r] for r in references])["exact_match"])
-    )
-
-
-def metric(name: str) -> Callable[[Sequence[str], Sequence[str]], float]:
-    """An application's metric (`app.toml`) as one number over single references; ROUGE-Lsum for rouge."""
-    if name == "exact_match":
-        return exact_match
-    if name == "rouge":
-        return lambda texts, references: float(
-            np.mean(prompt_scores("rouge", texts, [[r] for r in references])["rougeLsum"])
-        )
-    raise UserError(f"metric '{name}' is not available (available: exact_match, rouge)")
 
 
 def score(
@@ -64,7 +46,7 @@ def prompt_scores(
     """
     if len(predictions) != len(references) or not references:
         raise ValueError("as many predictions as references are needed, and at least one")
-    values = {"exact_match": _exact_match, "rouge": _rouge()}[name]
+    values = {"exact_match": _exact_match, "sql": _sql_match, "rouge": _rouge()}[name]
     combine = {"best": max, "mean": lambda scores: sum(scores) / len(scores)}[over_references]
     collected: dict[str, list[float]] = {}
     for text, wanted in zip(predictions, references, strict=True):
@@ -76,6 +58,15 @@ def prompt_scores(
 
 def _exact_match(text: str, reference: str) -> dict[str, float]:
     return {"exact_match": float(text.strip() == reference.strip())}
+
+
+def _sql_match(text: str, reference: str) -> dict[str, float]:
+    """Exact, in any letter case (as WikiSQL's own accuracy), and with literals masked."""
+    return {
+        **_exact_match(text, reference),
+        "any_case_match": float(evened(text) == evened(reference)),
+        "skeleton_match": float(without_literals(text) == without_literals(reference)),
+    }
 
 
 def _rouge() -> Callable[[str, str], dict[str, float]]:

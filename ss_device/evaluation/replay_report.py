@@ -17,10 +17,11 @@ from ss_device.config import parameter_count
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError
 from ss_device.evaluation.acceptance import AcceptanceCounts
-from ss_device.evaluation.metrics import score
 from ss_device.evaluation.prompts import fitting_prompts
+from ss_device.evaluation.repetition import repeats
 from ss_device.evaluation.replay import replay
 from ss_device.evaluation.stopping import text_before_stop
+from ss_device.evaluation.task_scores import task_scores
 from ss_device.json_lines import read_json_lines
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.reference.replaced_weights import with_weights
@@ -28,9 +29,6 @@ from ss_device.reference.stream_model import load_stream_model
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import Continuation
 from ss_device.training.distill import Prompt, distill
-
-# A text in which this many tokens in a row occur twice counts as repeating itself.
-REPEATED = 8
 
 
 @dataclass(frozen=True)
@@ -112,17 +110,11 @@ def replay_adapter(
         "app": app.name,
         "adapter": adapter_folder.name,
         "left_out_too_long": tests.left_out,
-        **score(app.metric, texts, [q.references for q in tests.questions], app.over_references),
+        **task_scores(app, texts, tests.questions),
         "parameters": parameter_count(adapter.config, shape),
         "repeating_texts": sum(loops),
         "trees": {str(t): _summary(c, loops) for t, c in zip(trees, counts, strict=True)},
     }
-
-
-def repeats(ids: Sequence[int], length: int = REPEATED) -> bool:
-    """Whether a run of `length` tokens occurs twice in a text: copying drafts such a text for free."""
-    runs = [tuple(ids[i : i + length]) for i in range(len(ids) - length + 1)]
-    return len(set(runs)) < len(runs)
 
 
 def _summary(counts: Sequence[AcceptanceCounts], loops: Sequence[bool]) -> dict:

@@ -12,9 +12,10 @@ from ss_device.base_model import open_base
 from ss_device.config import parameter_count
 from ss_device.decoding import Drafter
 from ss_device.evaluation.acceptance import measure
-from ss_device.evaluation.metrics import score
 from ss_device.evaluation.prompts import fitting_prompts
+from ss_device.evaluation.repetition import repeats
 from ss_device.evaluation.stopping import stop_length, text_before_stop
+from ss_device.evaluation.task_scores import task_scores
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.training.chat_template import with_tokenizer_template
@@ -61,6 +62,7 @@ def evaluate_adapter(
         "tree": {"shape": shape, "nodes": num_nodes, "kept": num_kept or num_nodes, "top_k": top_k},
         "left_out_too_long": tests.left_out,
         **counts.summary(),
-        **score(app.metric, texts, [q.references for q in tests.questions], app.over_references),
+        **task_scores(app, texts, tests.questions),
+        "repeating_texts": sum(repeats(ids) for ids in outputs),
         "parameters": parameter_count(adapter.config, base.architecture),
     }

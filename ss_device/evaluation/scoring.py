@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 
 from ss_device.application import load_application
 from ss_device.base_model import open_base
-from ss_device.evaluation.metrics import score
 from ss_device.evaluation.prompts import fitting_prompts
+from ss_device.evaluation.repetition import repeats
 from ss_device.evaluation.stopping import text_before_stop
+from ss_device.evaluation.task_scores import task_scores
 from ss_device.reference.stream_model import load_base
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import Continuation, continuations
@@ -42,17 +43,19 @@ def score_model(
         model = model.to("cuda")
     settings = Continuation(max_tokens, stop_strings=app.stop_strings)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    texts = [""] * len(prompts)
+    texts, repeating = [""] * len(prompts), [False] * len(prompts)
     for first in range(0, len(order), batch_size):
         batch = order[first : first + batch_size]
         made = continuations(model, tokenizer, [prompts[i] for i in batch], shape.eos_ids, settings)
         for index, ids in zip(batch, made, strict=True):
             texts[index] = text_before_stop(ids, tokenizer, app.stop_strings)
+            repeating[index] = repeats(ids)
         report({"step": first + len(batch), "steps": len(order)})
     return {
         "app": app.name,
         "model": Path(lora or base_folder).name,
         "prompts": len(prompts),
         "left_out_too_long": tests.left_out,
-        **score(app.metric, texts, [q.references for q in tests.questions], app.over_references),
+        "repeating_texts": sum(repeating),
+        **task_scores(app, texts, tests.questions),
     }

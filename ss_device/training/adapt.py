@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from ss_device.adapter import Adapter, write_speculative_files
@@ -25,6 +23,7 @@ from ss_device.training.checkpoint import copy_trainable, load_checkpoint, train
 from ss_device.training.corpus import Document
 from ss_device.training.loop import Progress, TrainingRun
 from ss_device.training.objective import StreamLoss
+from ss_device.training.processes import joined_processes
 from ss_device.training.run_folder import open_run
 from ss_device.training.schedule import AdapterSchedule, plan_epochs
 from ss_device.training.validation import document_ranks, rank_statistics
@@ -98,17 +97,6 @@ def train_adapter(
         _write(adapter, base, model, output)
     accelerator.wait_for_everyone()
     return adapter
-
-
-def joined_processes() -> Accelerator:
-    """The Accelerator; UserError where processes were launched that accelerate could not join."""
-    accelerator, started = Accelerator(), int(os.environ.get("WORLD_SIZE", "1"))
-    if started != accelerator.num_processes:
-        raise UserError(
-            f"{started} processes were started, but accelerate joins {accelerator.num_processes}: "
-            "without a GPU launch them with --cpu"
-        )
-    return accelerator
 
 
 def _check_inputs(base, config, schedule, train, start) -> None:

@@ -42,13 +42,14 @@ def _cut(window, lengths, tokens_per_batch, rng) -> list[list[int]]:
 
 
 def collate(
-    documents: Sequence[Document], pad_id: int, prompt_weight: float
+    documents: Sequence[Document], pad_id: int, prompt_weight: float, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Right-padded token ids [B, T] and loss weights [B, T] of each token *as a target*.
 
-    The first token and padding weigh 0, generated tokens 1, given ones `prompt_weight`.
+    The first token and padding weigh 0, generated tokens 1, given ones `prompt_weight`. T is the
+    longest document's length, rounded up to a `multiple`.
     """
-    width = max(len(d.ids) for d in documents)
+    width = -(-max(len(d.ids) for d in documents) // multiple) * multiple
     ids = np.full((len(documents), width), pad_id, np.int64)
     weights = np.zeros((len(documents), width), np.float32)
     for row, document in enumerate(documents):

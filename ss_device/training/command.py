@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ss_device.command_line import CommandParser, positive, print_json, run_command
+from ss_device.command_line import CommandParser, positive, positive_number, print_json, run_command
 from ss_device.errors import UserError
 
 DESCRIPTION = "Train base models and speculative adapters, and measure them."
@@ -20,7 +21,18 @@ EXAMPLE = (
 
 
 def main(argv: list[str] | None = None) -> int:
+    bound_cpu_caches()
     return run_command(build_parser(), lambda arguments: arguments.run(arguments), argv)
+
+
+def bound_cpu_caches() -> None:
+    """Before torch is loaded: keep few of oneDNN's compiled operations.
+
+    They are kept by shape, and batches have many shapes: at the default of 1024 the training of the
+    demo base grew to 11 GB within half an hour on a CPU; with 32 it stays at one, and is no slower.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
 
 
 def build_parser() -> CommandParser:
@@ -51,7 +63,24 @@ def _add_base(commands) -> None:
     source.add_argument(
         "--tokenizer", type=Path, metavar="BASE", help="take a base model's tokenizer, train none"
     )
-    base.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    budget = base.add_argument_group("how long: a stretch ends with the rate decayed to zero")
+    budget.add_argument("--steps", type=positive, help="optimizer steps (default: the recipe's)")
+    budget.add_argument("--minutes", type=positive_number, help="time budget instead, without measurements")
+    budget.add_argument(
+        "--hold", action="store_true", help="do not decay and write no model: a later stretch goes on"
+    )
+    base.add_argument(
+        "--resume",
+        action="store_true",
+        help="finish the interrupted stretch, or add one to the state before the last one's decay",
+    )
+    base.add_argument("--precision", choices=("fp32", "bf16"), help="default: bf16 on CUDA, else fp32")
+    base.add_argument("--checkpoint-minutes", type=float, default=5.0, help="time between checkpoints")
+    base.add_argument(
+        "--check-minutes", type=float, default=15.0, metavar="M",
+        help="measure the recipe's checks this often, and at the end",
+    )  # fmt: skip
+    base.add_argument("--shard-size", default="50GB", help="largest weight file, as 15MB")
     base.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
     base.set_defaults(run=run_base)
 
@@ -265,15 +294,21 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 
 def run_base(arguments: argparse.Namespace) -> int:
-    from ss_device.training.pretrain import pretrain
+    from ss_device.training.budget import Budget
+    from ss_device.training.pretrain import default_precision, pretrain
     from ss_device.training.progress import training_progress
     from ss_device.training.recipe import load_recipe
 
     recipe = load_recipe(arguments.recipe)
+    if arguments.steps and arguments.minutes:
+        raise UserError("--steps and --minutes exclude each other")
+    steps = arguments.steps or (0 if arguments.minutes else recipe.schedule.steps)
     with training_progress(recipe.name, arguments.json) as report:
         pretrain(
-            recipe, arguments.data, arguments.output, arguments.resume, report=report,
-            start=arguments.start, tokenizer_of=arguments.tokenizer,
+            recipe, arguments.data, arguments.output,
+            Budget(steps, arguments.minutes or 0.0, arguments.hold), arguments.resume,
+            arguments.precision or default_precision(), arguments.checkpoint_minutes,
+            arguments.check_minutes, report, arguments.start, arguments.tokenizer, arguments.shard_size,
         )  # fmt: skip
     return 0
 

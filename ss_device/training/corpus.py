@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from ss_device.application import load_application
 from ss_device.errors import UserError
-from ss_device.files import read_tensors
-from ss_device.json_lines import located, read_json_lines
-from ss_device.training.recipe import Recipe, Source
+from ss_device.json_lines import Row, located, read_json_lines, source_of
+from ss_device.training.recipe import Source
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 
@@ -40,15 +38,20 @@ class Document:
 
 def source_texts(source: Source, data: Path) -> Iterator[tuple[str, str]]:
     """Yield (prompt, completion) texts of a source; the prompt is empty for plain text."""
-    path = data / source.path
     app = load_application(source.app) if source.kind == "application" else None
-    for row in read_json_lines(path):
-        if str(row.get("source", "")).split("/")[0] in source.exclude:
-            continue
+    for row in source_rows(source, data):
         try:
             yield (app.prompt(row), app.completion_text(row)) if app else ("", _plain_text(row))
         except UserError as error:
             raise located(error, row) from error
+
+
+def source_rows(source: Source, data: Path) -> Iterator[Row]:
+    """Rows of a source's file, those that its `include` and `exclude` leave."""
+    for row in read_json_lines(data / source.path):
+        tag = source_of(row)
+        if tag not in source.exclude and (not source.include or tag in source.include):
+            yield row
 
 
 def _plain_text(row: dict) -> str:
@@ -115,62 +118,3 @@ def repeated_spans(
         ids = np.concatenate([[bos], span, span, [eos]]).astype(np.int32)
         documents.append(Document(ids, 1 + len(span)))
     return documents
-
-
-def draw_documents(
-    recipe: Recipe, data: Path, tokenizer: Tokenizer, rng: np.random.Generator
-) -> list[Document]:
-    """The run's documents in training order: enough tokens for every step, mixed by token weight."""
-    schedule = recipe.schedule
-    total = schedule.steps * schedule.tokens_per_batch
-    bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
-    timed: list[tuple[float, Document]] = []
-    for source in recipe.sources:
-        tokens = total * source.weight * source.until
-        if source.kind == "repeat":
-            pool = repeated_spans(int(tokens / 78) + 1, recipe.vocab_size, rng, bos, eos)
-        else:
-            pool = tokenized_documents(source, data, tokenizer, schedule.max_length)
-        drawn: list[Document] = []
-        while tokens > 0:
-            for index in rng.permutation(len(pool)):
-                drawn.append(pool[index])
-                tokens -= len(pool[index].ids)
-                if tokens <= 0:
-                    break
-        times = np.sort(rng.random(len(drawn))) * source.until
-        timed.extend(zip(times.tolist(), drawn, strict=True))
-    timed.sort(key=lambda pair: pair[0])
-    return [document for _, document in timed]
-
-
-def save_plan(documents: list[Document], batches: list[list[int]], path: Path) -> None:
-    """Write documents (ids end to end, lengths, prompts, spans) and batches of their indices."""
-    spans = [d.spans or () for d in documents]
-    arrays = {
-        "ids": np.concatenate([d.ids for d in documents]),
-        "lengths": np.array([len(d.ids) for d in documents], np.int32),
-        "prompt_lengths": np.array([d.prompt_length for d in documents], np.int32),
-        "span_counts": np.array([len(s) for s in spans], np.int32),
-        "spans": np.array([span for s in spans for span in s], np.int32).reshape(-1, 2),
-        "batches": np.concatenate([np.array(b, np.int32) for b in batches]),
-        "batch_sizes": np.array([len(b) for b in batches], np.int32),
-    }
-    temporary = path.with_suffix(".partial")
-    save_file(arrays, temporary)
-    temporary.replace(path)
-
-
-def load_plan(path: Path) -> tuple[list[Document], list[list[int]]]:
-    """Inverse of `save_plan`."""
-    arrays = read_tensors(path)
-    pieces = np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])
-    batches = np.split(arrays["batches"], np.cumsum(arrays["batch_sizes"])[:-1])
-    # Plans written before documents had spans lack both arrays.
-    counts = arrays.get("span_counts", np.zeros(len(pieces), np.int32))
-    spans = np.split(arrays.get("spans", np.zeros((0, 2), np.int32)), np.cumsum(counts)[:-1])
-    documents = [
-        Document(ids, int(length), tuple((int(a), int(b)) for a, b in own) or None)
-        for ids, length, own in zip(pieces, arrays["prompt_lengths"], spans, strict=True)
-    ]
-    return documents, [b.tolist() for b in batches]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
+from torch.nn import functional
 
 from ss_device.application import Application
 from ss_device.base_model import BaseFolder
@@ -21,7 +22,6 @@ from ss_device.training.batching import collate
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint, trainable
 from ss_device.training.corpus import Document
 from ss_device.training.log import open_log
-from ss_device.training.pretrain import weighted_loss
 from ss_device.training.run_folder import open_run
 from ss_device.training.schedule import AdapterSchedule, learning_rate, plan_epochs
 
@@ -108,6 +108,15 @@ def _step(model, optimizer, documents, rate: float) -> float:
     optimizer.step()
     optimizer.zero_grad()
     return loss.item()
+
+
+def weighted_loss(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Next-token cross-entropy, mean over target weights. logits [B, T, V], ids and weights [B, T]."""
+    losses = functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
+    )
+    targets = weights[:, 1:].flatten()
+    return (losses * targets).sum() / targets.sum().clamp(min=1.0)
 
 
 def load_lora(base: BaseFolder, folder: Path) -> torch.nn.Module:

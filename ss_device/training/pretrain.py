@@ -1,4 +1,4 @@
-"""Pre-training of a small Llama base model from a recipe, resumable, on accelerate."""
+"""Pre-training of a small Llama base model from a recipe: in stretches, resumable, on accelerate."""
 
 from __future__ import annotations
 
@@ -7,51 +7,322 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ss_device.errors import UserError
-from ss_device.training.batching import collate, plan_batches
+from ss_device.files import folder_in_one_go, read_json
+from ss_device.training import explicit_attention
+from ss_device.training.base_checks import BaseChecks
+from ss_device.training.batching import collate
+from ss_device.training.budget import Budget, StepClock, learning_rate
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint
 from ss_device.training.copy_initialization import wire_copying
-from ss_device.training.corpus import (
-    BOS,
-    EOS,
-    PAD,
-    Document,
-    draw_documents,
-    load_plan,
-    save_plan,
-)
+from ss_device.training.corpus import BOS, EOS, PAD, Document
+from ss_device.training.document_stream import DocumentStream
 from ss_device.training.log import open_log
+from ss_device.training.processes import joined_processes
 from ss_device.training.recipe import Recipe, Schedule
 from ss_device.training.tokenizer import train_tokenizer
 
-
-def learning_rate(step: int, schedule: Schedule) -> float:
-    """Linear warm-up, linear decay to zero at `steps`, and the cooldown on top when there is one."""
-    if step < schedule.warmup_steps:
-        return schedule.learning_rate * (step + 1) / schedule.warmup_steps
-    done = (step - schedule.warmup_steps) / max(1, schedule.steps - schedule.warmup_steps)
-    rate = schedule.learning_rate * (1 - min(1.0, done))
-    if schedule.cooldown_steps and step >= schedule.cooldown_start:
-        rate *= max(0.0, 1 - (step - schedule.cooldown_start) / schedule.cooldown_steps)
-    return rate
+LOG_EVERY = 10
+CUDA_WIDTH = 64
+"""On a GPU rows are padded to a multiple of this, so that few shapes are compiled."""
 
 
-def weighted_loss(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Next-token cross-entropy, mean over target weights. logits [B, T, V], ids and weights [B, T]."""
-    losses = functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
-    )
-    targets = weights[:, 1:].flatten()
-    return (losses * targets).sum() / targets.sum().clamp(min=1.0)
+@dataclass
+class Progress:
+    """What a checkpoint remembers besides tensors.
+
+    step, tokens, seconds: over all stretches; loss: smoothed; stretch: the budget of the present one
+    with the step and seconds at which it began; held: whether its decay has begun; stream: where the
+    documents go on; checked: seconds at the last measurement on held-out rows.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    stretch: dict = field(default_factory=dict)
+    held: bool = False
+    stream: dict = field(default_factory=dict)
+    checked: float = 0.0
+
+
+class NextTokenLoss(torch.nn.Module):
+    """A causal model and its loss as one module, so that DDP and FSDP see every pass."""
+
+    def __init__(self, model: LlamaForCausalLM, precision: str = "fp32", compiled: bool = False) -> None:
+        super().__init__()
+        self.model, self.half = model, precision == "bf16"
+        if compiled:
+            self.model.model.compile(dynamic=True)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean next-token cross-entropy over `targets` (bool), the rows that the head sees. Both [B, T]."""
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.half):
+            hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+            logits = self.model.lm_head(hidden[:, :-1][targets[:, 1:]])
+        return functional.cross_entropy(logits.float(), ids[:, 1:][targets[:, 1:]])
+
+
+def pretrain(
+    recipe: Recipe,
+    data: Path,
+    output: Path,
+    budget: Budget | None = None,
+    resume: bool = False,
+    precision: str = "fp32",
+    checkpoint_minutes: float = 5.0,
+    check_minutes: float = 0.0,
+    report: Callable[[dict], None] = lambda record: None,
+    start: Path | None = None,
+    tokenizer_of: Path | None = None,
+    shard_size: str = "50GB",
+) -> None:
+    """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
+
+    `budget`: how long this stretch is (default: the recipe's steps). A stretch ends annealed; `resume`
+    goes on with an interrupted one, or else starts a further one from the state before the decay.
+    Checkpoints and the log live in `<output>.run/`; `report` receives every log record: step, steps,
+    loss, lr, tokens, tokens_per_second, eta, and `valid` every `check_minutes` (0: at a stretch's end).
+
+    `start`: a Hugging Face folder of the recipe's shape whose weights and tokenizer are the starting
+    point. tokenizer_of: a folder whose tokenizer is taken instead of training one, for a draft model,
+    say. precision: fp32 or bf16 (autocast). Raises UserError when one of them does not fit.
+    """
+    # Sharp attention makes denormal probabilities, which CPUs multiply very slowly. Set before the
+    # first parallel operation: worker threads inherit it.
+    torch.set_flush_denormal(True)
+    accelerator = joined_processes()
+    recipe = recipe.on(accelerator.device.type)
+    budget = budget or Budget(steps=recipe.schedule.steps)
+    if not budget.steps and not budget.minutes:
+        raise UserError(f"recipe '{recipe.name}' has no 'steps': give --steps or --minutes")
+    run = output.with_name(output.name + ".run")
+    _open_run(run, output, resume, accelerator)
+    if accelerator.is_main_process and (start or tokenizer_of):
+        _copy_tokenizer(start or tokenizer_of, recipe, run / "tokenizer")
+    tokenizer = _tokenizer(recipe, data, run, accelerator)
+    stream = DocumentStream(recipe, data, tokenizer)
+    checks = BaseChecks(recipe, data, tokenizer)
+    model = build_model(recipe, tokenizer) if start is None else started_model(recipe, start)
+    on_gpu = accelerator.device.type == "cuda"
+    model.set_attn_implementation("sdpa" if on_gpu else explicit_attention.NAME)
+    optimizer = build_optimizer(model, recipe.schedule)
+    progress = _restore(run, model, optimizer, stream, budget) if resume else Progress()
+    if not progress.stretch:
+        progress.stretch = {**asdict(budget), "first_step": progress.step, "before": progress.seconds}
+    objective, optimizer = accelerator.prepare(NextTokenLoss(model, precision, on_gpu), optimizer)
+    training = BaseRun(
+        accelerator, objective, optimizer, recipe, stream, checks, run, progress,
+        checkpoint_minutes, check_minutes, report,
+    )  # fmt: skip
+    training.run()
+    if accelerator.is_main_process and not training.budget.hold:
+        save_base(accelerator.unwrap_model(objective).model, run / "tokenizer", output, shard_size)
+
+
+def default_precision() -> str:
+    """bf16 autocast where a GPU computes; float32, which resumes to the same bytes, elsewhere."""
+    return "bf16" if torch.cuda.is_available() else "fp32"
+
+
+def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator) -> None:
+    trained = any((run / name).exists() for name in ("checkpoint", "held"))
+    if not resume and (trained or output.exists()):
+        taken = run if trained else output
+        raise UserError(f"{taken} is there already: --resume goes on with it; or choose another --output")
+    accelerator.wait_for_everyone()
+    if not resume and accelerator.is_main_process:
+        shutil.rmtree(run, ignore_errors=True)  # of a run that was killed before its first checkpoint
+    run.mkdir(parents=True, exist_ok=True)
+
+
+def _restore(run: Path, model, optimizer, stream: DocumentStream, budget: Budget) -> Progress:
+    """The state of the interrupted stretch, or the one before the decay of a finished one."""
+    record = load_checkpoint(run / "checkpoint", model, optimizer)
+    if record is None:
+        return Progress()
+    progress = Progress(**record)
+    if _finished(progress):
+        progress = Progress(**(load_checkpoint(run / "held", model, optimizer) or record))
+        progress.stretch, progress.held = {}, False
+    stream.restore(progress.stream)
+    return progress
+
+
+@dataclass(frozen=True)
+class TrainedTime:
+    """Minutes of training behind a run, those before the last stretch's decay, and whether that ended."""
+
+    minutes: float
+    before_decay: float
+    ended: bool
+
+
+def trained_time(output: Path) -> TrainedTime | None:
+    """How far the run that writes `output` has come, by its checkpoints; None where there is none."""
+    found = {}
+    for name in ("checkpoint", "held"):
+        record = output.with_name(output.name + ".run") / name / "record.json"
+        found[name] = Progress(**read_json(record)) if record.is_file() else None
+    last, held = found["checkpoint"], found["held"]
+    if last is None:
+        return None
+    return TrainedTime(last.seconds / 60, (held or last).seconds / 60, _finished(last))
+
+
+def _finished(progress: Progress) -> bool:
+    stretch = progress.stretch
+    budget = Budget(stretch["steps"], stretch["minutes"], stretch["hold"])
+    return budget.done(progress.step - stretch["first_step"], progress.seconds - stretch["before"]) >= 1
+
+
+@dataclass
+class BaseRun:
+    """One stretch of training: `run` goes on from `progress` to the end of its budget."""
+
+    accelerator: Accelerator
+    objective: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    recipe: Recipe
+    stream: DocumentStream
+    checks: BaseChecks
+    folder: Path
+    progress: Progress
+    checkpoint_minutes: float
+    check_minutes: float
+    report: Callable[[dict], None]
+
+    @property
+    def budget(self) -> Budget:
+        """How long the present stretch is."""
+        stretch = self.progress.stretch
+        return Budget(stretch["steps"], stretch["minutes"], stretch["hold"])
+
+    @property
+    def model(self) -> LlamaForCausalLM:
+        """The model without what accelerate put around it."""
+        return self.accelerator.unwrap_model(self.objective).model
+
+    def done(self) -> float:
+        """The share of the stretch behind us, the same in every process."""
+        stretch, progress = self.progress.stretch, self.progress
+        share = self.budget.done(
+            progress.step - stretch["first_step"], progress.seconds - stretch["before"]
+        )
+        if self.accelerator.num_processes == 1:
+            return share
+        shared = [share]
+        broadcast_object_list(shared)
+        return shared[0]
+
+    def run(self) -> None:
+        """Train to the end of the stretch, with log, checkpoints and measurements on the way."""
+        progress, first = self.progress, self.progress.step
+        before, counted = progress.seconds, progress.tokens
+        saved, clock = time.monotonic(), StepClock()
+        log = open_log(self.folder / "log.jsonl", first) if self.accelerator.is_main_process else None
+        while (done := self.done()) < 1:
+            if not progress.held and self.budget.decaying(done, self.recipe.schedule):
+                progress.held = True
+                self._save("held")
+            value = self._step(done)
+            progress.loss = value if progress.loss is None else 0.98 * progress.loss + 0.02 * value
+            progress.seconds += clock.step()
+            speed = (progress.tokens - counted) / max(progress.seconds - before, 1e-9)
+            ended = self.done() >= 1
+            valid = self._measured(ended)
+            if log and (progress.step % LOG_EVERY == 0 or ended or valid):
+                self._write(log, speed, valid)
+            if time.monotonic() - saved > 60 * self.checkpoint_minutes:
+                self._save("checkpoint")
+                saved = time.monotonic()
+            clock.start()
+        self._save("checkpoint")
+        if self.budget.hold:
+            self._save("held")
+
+    def _step(self, done: float) -> float:
+        """One optimizer step on this process's share of the next batch; the mean loss of all shares."""
+        accelerator, progress, schedule = self.accelerator, self.progress, self.recipe.schedule
+        rate = learning_rate(progress.step, done, self.budget, schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        documents = self.stream.next_batch()
+        share = documents[accelerator.process_index :: accelerator.num_processes] or documents[:1]
+        rng = np.random.default_rng([self.recipe.seed, progress.step, accelerator.process_index])
+        value = train_step(accelerator, self.objective, self.optimizer, share, schedule, rng)
+        if not math.isfinite(value):
+            step = progress.step + 1
+            raise FloatingPointError(f"loss is {value} at step {step}; lower the learning rate")
+        progress.step += 1
+        progress.tokens += sum(len(d.ids) for d in documents)
+        return value
+
+    def _measured(self, ended: bool) -> dict:
+        """What held-out rows say, where that is due."""
+        progress = self.progress
+        due = self.check_minutes and progress.seconds - progress.checked >= 60 * self.check_minutes
+        if not self.accelerator.is_main_process or not (due or ended):
+            return {}
+        progress.checked = progress.seconds
+        return self.checks.measure(self.model, self.accelerator.device)
+
+    def _write(self, log, speed: float, valid: dict) -> None:
+        progress, budget, first = self.progress, self.budget, self.progress.stretch["first_step"]
+        done = self.done()
+        seconds = progress.seconds - progress.stretch["before"]
+        left = seconds / max(done, 1e-9) * (1 - done)
+        steps = budget.steps or round((progress.step - first) / max(done, 1e-9))
+        line = {
+            "step": progress.step,
+            "steps": first + steps,
+            "loss": round(progress.loss, 4),
+            "lr": round(self.optimizer.param_groups[0]["lr"], 8),
+            "tokens": progress.tokens,
+            "tokens_per_second": round(speed),
+            "eta": round(left),
+            **({"epochs": self.stream.epochs(), "valid": valid} if valid else {}),
+        }
+        log.write(json.dumps(line) + "\n")
+        log.flush()
+        self.report(line)
+
+    def _save(self, name: str) -> None:
+        if self.accelerator.is_main_process:
+            self.progress.stream = self.stream.state()
+            save_checkpoint(self.folder / name, self.model, self.optimizer, asdict(self.progress))
+
+
+def train_step(
+    accelerator: Accelerator,
+    objective: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    documents: list[Document],
+    schedule: Schedule,
+    rng: np.random.Generator,
+) -> float:
+    """One optimizer step on `documents`; the loss, averaged over the processes."""
+    multiple = CUDA_WIDTH if accelerator.device.type == "cuda" else 1
+    ids, weights = collate(documents, 0, schedule.prompt_weight, multiple)
+    targets = rng.random(weights.shape) < weights
+    ids, targets = (torch.from_numpy(a).to(accelerator.device) for a in (ids, targets))
+    loss = objective(ids, targets)
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(objective.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return accelerator.reduce(loss.detach(), "mean").item()
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
@@ -92,141 +363,15 @@ def build_optimizer(model: torch.nn.Module, schedule: Schedule) -> torch.optim.A
         {"params": matrices, "weight_decay": schedule.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=(0.9, 0.95), foreach=True)
+    return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
-def pretrain(
-    recipe: Recipe,
-    data: Path,
-    output: Path,
-    resume: bool = False,
-    checkpoint_minutes: float = 5.0,
-    report: Callable[[dict], None] = lambda record: None,
-    start: Path | None = None,
-    tokenizer_of: Path | None = None,
-) -> None:
-    """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
-
-    Checkpoints and the log live in `<output>.run/`; `report` receives every log record
-    (step, loss, lr, tokens, tokens/s, eta seconds). `start`: a Hugging Face folder of the recipe's
-    shape whose weights and tokenizer are the starting point. tokenizer_of: a Hugging Face folder whose
-    tokenizer is taken instead of training one, for a draft model, say. Raises UserError when one of
-    them does not fit the recipe.
-    """
-    # Sharp attention makes denormal probabilities, which CPUs multiply very slowly. Set before the
-    # first parallel operation: worker threads inherit it.
-    torch.set_flush_denormal(True)
-    run = output.with_name(output.name + ".run")
-    if not resume:
-        shutil.rmtree(run, ignore_errors=True)
-    run.mkdir(parents=True, exist_ok=True)
-    if start or tokenizer_of:
-        _copy_tokenizer(start or tokenizer_of, recipe, run / "tokenizer")
-    tokenizer = _tokenizer(recipe, data, run)
-    documents, plan = _plan(recipe, data, tokenizer, run)
-    batches = plan[: recipe.schedule.last_step]
-    accelerator = Accelerator()
-    model = build_model(recipe, tokenizer) if start is None else started_model(recipe, start)
-    optimizer = build_optimizer(model, recipe.schedule)
-    record = load_checkpoint(run / "checkpoint", model, optimizer) if resume else None
-    model, optimizer = accelerator.prepare(model, optimizer)
-    _run(
-        accelerator,
-        model,
-        optimizer,
-        recipe,
-        documents,
-        batches,
-        run,
-        record,
-        checkpoint_minutes,
-        report,
-    )
-    if accelerator.is_main_process:
-        save_base(accelerator.unwrap_model(model), run / "tokenizer", output)
-
-
-def _run(accelerator, model, optimizer, recipe, documents, batches, run, record, minutes, report) -> None:
-    schedule = recipe.schedule
-    first = record["step"] if record else 0
-    tokens = record["tokens"] if record else 0
-    log = open_log(run / "log.jsonl", first)
-    started = saved = time.monotonic()
-    seen, average = 0, record["loss"] if record else None
-    for step in range(first, len(batches)):
-        loss, size = train_step(
-            accelerator, model, optimizer, [documents[i] for i in batches[step]], step, schedule
-        )
-        tokens, seen = tokens + size, seen + size
-        average = loss if average is None else 0.98 * average + 0.02 * loss
-        elapsed = time.monotonic() - started
-        if (step + 1) % 10 == 0 or step + 1 == len(batches):
-            line = {
-                "step": step + 1,
-                "steps": len(batches),
-                "loss": round(average, 4),
-                "lr": learning_rate(step, schedule),
-                "tokens": tokens,
-                "tokens_per_second": round(seen / elapsed),
-                "eta": round(elapsed / (step + 1 - first) * (len(batches) - step - 1)),
-            }
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-            report(line)
-        if time.monotonic() - saved > 60 * minutes and accelerator.is_main_process:
-            state = {"step": step + 1, "tokens": tokens, "loss": average}
-            save_checkpoint(run / "checkpoint", accelerator.unwrap_model(model), optimizer, state)
-            saved = time.monotonic()
-    if accelerator.is_main_process:
-        state = {"step": len(batches), "tokens": tokens, "loss": average}
-        save_checkpoint(run / "checkpoint", accelerator.unwrap_model(model), optimizer, state)
-
-
-def train_step(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    documents: list[Document],
-    step: int,
-    schedule: Schedule,
-) -> tuple[float, int]:
-    """One optimizer step on this process's share of `documents`; returns loss and tokens of all."""
-    share = documents[accelerator.process_index :: accelerator.num_processes] or documents[:1]
-    ids, weights = collate(share, 0, schedule.prompt_weight)
-    ids, weights = (torch.from_numpy(a).to(accelerator.device) for a in (ids, weights))
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(step, schedule)
-    with accelerator.autocast():
-        logits = model(input_ids=ids, use_cache=False).logits
-    loss = weighted_loss(logits, ids, weights)
-    accelerator.backward(loss)
-    accelerator.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    value = loss.item()
-    if not math.isfinite(value):
-        raise FloatingPointError(f"loss is {value} at step {step + 1}; lower the learning rate")
-    return value, sum(len(d.ids) for d in documents)
-
-
-def _plan(
-    recipe: Recipe, data: Path, tokenizer: Tokenizer, run: Path
-) -> tuple[list[Document], list[list[int]]]:
-    """The run's documents and batches; a resumed run reads those drawn at its start."""
-    path = run / "plan.safetensors"
-    if not path.is_file():
-        rng = np.random.default_rng(recipe.seed)
-        documents = draw_documents(recipe, data, tokenizer, rng)
-        lengths = [len(d.ids) for d in documents]
-        save_plan(documents, plan_batches(lengths, recipe.schedule.tokens_per_batch, rng), path)
-    return load_plan(path)
-
-
-def _tokenizer(recipe: Recipe, data: Path, run: Path) -> Tokenizer:
+def _tokenizer(recipe: Recipe, data: Path, run: Path, accelerator: Accelerator) -> Tokenizer:
     folder = run / "tokenizer"
-    if (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return train_tokenizer(recipe, data, folder)
+    with accelerator.main_process_first():
+        if not (folder / "tokenizer.json").is_file():
+            train_tokenizer(recipe, data, folder)
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def _copy_tokenizer(start: Path, recipe: Recipe, folder: Path) -> None:
@@ -246,13 +391,11 @@ def _copy_tokenizer(start: Path, recipe: Recipe, folder: Path) -> None:
         shutil.copy(start / name, folder / name)
 
 
-def save_base(model: LlamaForCausalLM, tokenizer: Path, output: Path) -> None:
+def save_base(model: LlamaForCausalLM, tokenizer: Path, output: Path, shard_size: str = "50GB") -> None:
     """Write model (fp16) and tokenizer as one Hugging Face folder, renamed into place when whole."""
-    temporary = output.with_name(output.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(tokenizer, temporary)
-    half = LlamaForCausalLM(model.config).to(torch.float16)
-    half.load_state_dict(model.state_dict())
-    half.save_pretrained(temporary, safe_serialization=True)
-    shutil.rmtree(output, ignore_errors=True)
-    temporary.rename(output)
+    with folder_in_one_go(output) as folder:
+        for file in tokenizer.iterdir():
+            shutil.copy(file, folder / file.name)
+        half = LlamaForCausalLM(model.config).to(torch.float16)
+        half.load_state_dict(model.state_dict())
+        half.save_pretrained(folder, safe_serialization=True, max_shard_size=shard_size)

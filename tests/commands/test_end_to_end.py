@@ -213,3 +213,4 @@ def test_demo_tour(capsys, monkeypatch, models, tmp_path):
     assert demo.main(arguments) == 0
     shown = capsys.readouterr().out
     assert "SELECT 1" in shown and "the same tokens as mlx's: yes" in shown and "passed" in shown
+    assert "plain s" in shown and "the same tokens with drafts and without: yes" in shown

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ss_device.errors import UserError
+from ss_device.application import load_application
 from ss_device.evaluation.bootstrap import mean_interval
-from ss_device.evaluation.metrics import exact_match, metric, prompt_scores, score
+from ss_device.evaluation.metrics import prompt_scores, score
+from ss_device.evaluation.prompts import Question
+from ss_device.evaluation.repetition import repeats
+from ss_device.evaluation.task_scores import task_scores
 
 
 def test_rouge_by_hand():
@@ -28,15 +31,43 @@ def test_best_and_mean_over_references():
     best = score("rouge", texts, references, "best")
     mean = score("rouge", texts, references, "mean")
     assert best["rouge1"] == pytest.approx(0.5) and mean["rouge1"] == pytest.approx(0.375)
-    assert score("exact_match", texts, references)["exact_match"] == 0.5
+    assert score("exact_match", [" a", "b"], [["a "], ["c"]])["exact_match"] == 0.5
     assert score("none", texts, references) == {}
 
 
-def test_exact_match_and_metric_by_name():
-    assert exact_match([" a", "b"], ["a ", "c"]) == 0.5
-    assert metric("rouge")(["a b"], ["a b"]) == 1.0
-    with pytest.raises(UserError, match="'bleu'"):
-        metric("bleu")
+def test_sql_answers_exact_in_any_case_and_without_literals():
+    reference = 'SELECT a FROM t WHERE b = "x" AND c > 3'
+    texts = [
+        reference,
+        'select A from t  where B = "X" and c > 3',
+        'SELECT a FROM t WHERE b = "y" AND c > 4.5',
+        'SELECT a FROM t WHERE c = "x" AND c > 3',
+    ]
+    values = prompt_scores("sql", texts, [[reference]] * 4)
+    assert values["exact_match"] == [1, 0, 0, 0]
+    assert values["any_case_match"] == [1, 1, 0, 0]
+    assert values["skeleton_match"] == [1, 1, 1, 0]
+
+
+def test_what_rows_allow_is_measured_beside_the_metric():
+    sql = load_application("sqlctx")
+    row = {"context": "CREATE TABLE t (a VARCHAR, b INTEGER, c INTEGER)"}
+    answers = ["SELECT a FROM t WHERE c > 3 AND b = 1", "SELECT a FROM t WHERE b = 1", "no SQL"]
+    questions = [Question("q", row, ("SELECT a FROM t WHERE b = 1 AND c > 3",))] * 3
+    found = task_scores(sql, answers, questions)
+    assert found["executable_references"] == 3 and found["exact_match"] == 0
+    assert found["execution_match"] == pytest.approx(1 / 3, abs=1e-4)
+    e2e = load_application("e2e_nlg")
+    told = Question("p", {"mr": "name[Strada], food[Italian]"}, ("Strada serves Italian food.",))
+    found = task_scores(e2e, ["Strada serves Chinese food."], [told])
+    assert found["slot_errors"]["wrong"] == 1 and found["slot_errors"]["slots"] == 2
+    assert "execution_match" not in found
+
+
+def test_texts_that_repeat_themselves():
+    assert repeats([1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+    assert not repeats([1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 9]) and not repeats([])
+
 
 
 def test_interval_is_seeded_ordered_and_as_wide_as_theory_says():

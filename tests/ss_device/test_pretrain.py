@@ -1,21 +1,27 @@
-"""Base pre-training from a recipe: tokenizer, plan, copying initialisation, resume, the folder."""
+"""Base pre-training from a recipe: tokenizer, stretches, copying initialisation, resume, the folder."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ss_device.base_model import open_base
 from ss_device.errors import UserError
 from ss_device.training import pretrain as module
 from ss_device.training.batching import collate, plan_batches
+from ss_device.training.budget import Budget, StepClock, learning_rate
 from ss_device.training.copy_initialization import wire_copying
 from ss_device.training.corpus import Document, repeated_spans
-from ss_device.training.pretrain import learning_rate, pretrain
+from ss_device.training.document_stream import DocumentStream
+from ss_device.training.explicit_attention import explicit_attention
+from ss_device.training.pretrain import NextTokenLoss, pretrain, trained_time
 from ss_device.training.recipe import load_recipe
 
 RECIPE = """
@@ -48,7 +54,12 @@ weight = 0.9
 [[sources]]
 kind = "repeat"
 weight = 0.1
-until = 0.5
+until_tokens = 1500
+[[checks]]
+app = "sqlctx"
+path = "rows.jsonl"
+prompts = 3
+max_tokens = 6
 """
 
 
@@ -66,6 +77,12 @@ def recipe(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "recipe.toml").write_text(RECIPE)
     return load_recipe(tmp_path / "recipe.toml")
+
+
+# Of another model's continuations, which hold no answers to compare with.
+CONTINUATIONS = RECIPE[: RECIPE.index("[[checks]]")].replace(
+    'kind = "application"\napp = "sqlctx"', 'kind = "continuations"'
+)
 
 
 def weights(folder):
@@ -99,17 +116,100 @@ def test_a_killed_run_resumes_to_the_same_weights(recipe, tmp_path, monkeypatch)
     assert steps == sorted(set(steps))
 
 
-def test_learning_rate_warms_up_decays_and_cools_down(recipe):
-    from dataclasses import replace
+def test_a_further_stretch_goes_on_from_the_state_before_the_decay(recipe, tmp_path):
+    """10 steps (decay from the 7th on), then 8 more from step 6: the same as 6 held steps and 8 more."""
+    run = tmp_path / "two.run"
+    pretrain(recipe, tmp_path, tmp_path / "two", Budget(steps=10))
+    assert json.loads((run / "held/record.json").read_text())["step"] == 6
+    assert trained_time(tmp_path / "two").ended
+    annealed = weights(tmp_path / "two")
+    pretrain(recipe, tmp_path, tmp_path / "two", Budget(steps=8), resume=True)
+    pretrain(recipe, tmp_path, tmp_path / "held", Budget(steps=6, hold=True))
+    assert not (tmp_path / "held").exists()
+    pretrain(recipe, tmp_path, tmp_path / "held", Budget(steps=8), resume=True)
+    other = weights(tmp_path / "held")
+    for name, tensor in weights(tmp_path / "two").items():
+        assert torch.equal(tensor, other[name]), name
+    assert any(not torch.equal(tensor, annealed[name]) for name, tensor in other.items())
+    assert json.loads((run / "checkpoint/record.json").read_text())["step"] == 14
 
-    schedule = replace(recipe.schedule, steps=100, warmup_steps=10, learning_rate=1.0)
-    assert learning_rate(0, schedule) == pytest.approx(0.1)
-    assert learning_rate(10, schedule) == pytest.approx(1.0)
-    assert learning_rate(55, schedule) == pytest.approx(0.5)
-    cooled = replace(schedule, cooldown_start=55, cooldown_steps=10)
-    assert cooled.last_step == 65 and schedule.last_step == 100
-    assert learning_rate(54, cooled) == learning_rate(54, schedule)
-    assert learning_rate(60, cooled) == pytest.approx(0.5 * learning_rate(60, schedule))
+
+def test_the_log_has_what_held_out_rows_say(recipe, tmp_path):
+    log: list[dict] = []
+    pretrain(recipe, tmp_path, tmp_path / "out", report=log.append)
+    valid = log[-1]["valid"]["sqlctx"]
+    assert {"loss", "exact_match", "any_case_match", "skeleton_match", "looping"} <= set(valid)
+    assert 0 < valid["loss"] < 6 and 0 <= valid["looping"] <= 1
+    assert "valid" not in log[0] and log[-1]["epochs"]["rows.jsonl"] > 0
+    again: list[dict] = []
+    pretrain(recipe, tmp_path, tmp_path / "more", check_minutes=1e-9, report=again.append)
+    assert len(again) == recipe.schedule.steps and all("valid" in line for line in again)
+
+
+def test_an_existing_run_is_not_overwritten(recipe, tmp_path):
+    (tmp_path / "out.run/tokenizer").mkdir(parents=True)  # killed before its first checkpoint
+    pretrain(recipe, tmp_path, tmp_path / "out")
+    before = (tmp_path / "out/model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="--resume"):
+        pretrain(recipe, tmp_path, tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError, match="mine is there already"):
+        pretrain(recipe, tmp_path, tmp_path / "mine")
+    assert (tmp_path / "out/model.safetensors").read_bytes() == before
+
+
+def test_weights_in_shards_are_the_same(recipe, tmp_path):
+    pretrain(recipe, tmp_path, tmp_path / "one")
+    pretrain(recipe, tmp_path, tmp_path / "many", shard_size="20KB")
+    assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 1
+    other = weights(tmp_path / "many")
+    assert all(torch.equal(tensor, other[name]) for name, tensor in weights(tmp_path / "one").items())
+    open_base(tmp_path / "many").weights()
+
+
+def test_learning_rate_warms_up_holds_and_decays(recipe):
+    schedule = replace(recipe.schedule, warmup_steps=10, learning_rate=1.0, decay_share=0.4)
+    budget, held = Budget(steps=100), Budget(steps=100, hold=True)
+    rates = [learning_rate(step, budget.done(step, 0.0), budget, schedule) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == rates[59] == 1.0
+    assert rates[80] == pytest.approx(0.5) and rates[99] == pytest.approx(0.025)
+    assert learning_rate(99, held.done(99, 0.0), held, schedule) == 1.0
+    timed = Budget(minutes=2.0)
+    assert timed.done(7, 60.0) == 0.5 and timed.done(7, 500.0) == 1.0
+    # A later stretch does not warm up again.
+    assert learning_rate(1000, 0.0, timed, schedule) == 1.0
+
+
+def test_a_pause_uses_no_budget(monkeypatch):
+    now = iter([0.0, *(second for n in range(25) for second in (n + 1.0, n + 1.0)), 500.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    clock = StepClock()
+    for _ in range(25):
+        assert clock.step() == pytest.approx(1.0)
+        clock.start()
+    assert clock.step() == pytest.approx(StepClock.LONGEST)
+
+
+def test_explicit_attention_computes_what_torch_does():
+    torch.manual_seed(1)
+    query, key, value = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    mixed, _ = explicit_attention(None, query, key, value, scaling=0.3)
+    wanted = functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(mixed, wanted.transpose(1, 2))
+
+
+def test_only_targets_count(recipe, tmp_path):
+    """The loss at chosen targets equals Hugging Face's own logits there; the rest is not looked at."""
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=2))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    ids = torch.randint(3, 320, (2, 12))
+    targets = torch.zeros(2, 12, dtype=torch.bool)
+    targets[0, 5] = targets[1, 11] = True
+    logits = model(input_ids=ids).logits.log_softmax(-1)
+    wanted = -(logits[0, 4, ids[0, 5]] + logits[1, 10, ids[1, 11]]) / 2
+    torch.testing.assert_close(NextTokenLoss(model)(ids, targets), wanted)
 
 
 def test_wired_weights_copy_before_any_training():
@@ -148,7 +248,7 @@ def test_batches_hold_every_document_once_within_the_budget():
 
 
 def test_bad_recipes_and_rows_are_named(recipe, tmp_path):
-    for wrong, word in (("steps = 12", "steps"), ('name = "tiny"', "name")):
+    for wrong, word in (("max_length = 96", "max_length"), ('name = "tiny"', "name")):
         (tmp_path / "bad.toml").write_text(RECIPE.replace(wrong, ""))
         with pytest.raises(UserError, match=word):
             load_recipe(tmp_path / "bad.toml")
@@ -167,15 +267,15 @@ def test_a_draft_model_reads_continuations_with_another_models_tokenizer(recipe,
     rows = [{"prompt": f"{n} stones", "completion_ids": [5, 6, 7, 2]} for n in range(20)]
     written = tmp_path / "own.jsonl"
     written.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    text = RECIPE.replace('kind = "application"\napp = "sqlctx"', 'kind = "continuations"')
-    (tmp_path / "draft.toml").write_text(text.replace("rows.jsonl", "own.jsonl"))
+    (tmp_path / "draft.toml").write_text(CONTINUATIONS.replace("rows.jsonl", "own.jsonl"))
     draft = load_recipe(tmp_path / "draft.toml")
     with pytest.raises(UserError, match="--tokenizer"):
         pretrain(draft, tmp_path, tmp_path / "draft")
     pretrain(draft, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
     made, given = (tmp_path / name / "tokenizer.json" for name in ("draft", "base"))
     assert made.read_bytes() == given.read_bytes()
-    documents, _ = module.load_plan(tmp_path / "draft.run/plan.safetensors")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "base/tokenizer.json"))
+    documents = DocumentStream(draft, tmp_path, tokenizer).next_batch()
     endings = {tuple(d.ids[d.prompt_length :]) for d in documents if d.prompt_length < 20}
     assert (5, 6, 7, 2) in endings
 
@@ -190,12 +290,11 @@ def test_a_draft_model_reads_continuations_with_another_models_tokenizer(recipe,
 def test_bad_continuations_are_named(recipe, tmp_path, row, words):
     pretrain(recipe, tmp_path, tmp_path / "base")
     (tmp_path / "own.jsonl").write_text(json.dumps(row) + "\n")
-    text = RECIPE.replace('kind = "application"\napp = "sqlctx"', 'kind = "continuations"')
-    (tmp_path / "draft.toml").write_text(text.replace("rows.jsonl", "own.jsonl"))
+    (tmp_path / "draft.toml").write_text(CONTINUATIONS.replace("rows.jsonl", "own.jsonl"))
     with pytest.raises(UserError, match=rf"own\.jsonl.*1.*{words}"):
         draft = load_recipe(tmp_path / "draft.toml")
         pretrain(draft, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
-    (tmp_path / "draft.toml").write_text(text.replace("continuations", "chapters"))
+    (tmp_path / "draft.toml").write_text(CONTINUATIONS.replace("continuations", "chapters"))
     with pytest.raises(UserError, match="'chapters'"):
         load_recipe(tmp_path / "draft.toml")
     (tmp_path / "draft.toml").write_text(RECIPE.replace("vocab_size = 320", "vocab_size = 300"))

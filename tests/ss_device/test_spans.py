@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from ss_device.training.batching import collate
-from ss_device.training.corpus import Document, load_plan, save_plan
+from ss_device.training.corpus import Document
 from ss_device.training.losses import make_batch
 
 # bos u u | a b eos | u | c eos
@@ -44,13 +43,3 @@ def test_loss_weights_of_given_and_generated_tokens():
     assert ids[1].tolist() == [1, 10, 11, 20, 0, 0, 0, 0, 0]
     np.testing.assert_allclose(weights[0], [0, 0.25, 0.25, 1, 1, 1, 0.25, 1, 1])
     np.testing.assert_allclose(weights[1], [0, 0.25, 0.25, 1, 0, 0, 0, 0, 0])
-
-
-@pytest.mark.parametrize("documents", [[TURNS, Document(IDS[:5], 2), TURNS], [Document(IDS, 1)]])
-def test_a_plan_keeps_spans(documents, tmp_path):
-    save_plan(documents, [[0], list(range(1, len(documents)))], tmp_path / "plan.safetensors")
-    loaded, batches = load_plan(tmp_path / "plan.safetensors")
-    assert [d.generated for d in loaded] == [d.generated for d in documents]
-    assert [d.spans for d in loaded] == [d.spans for d in documents]
-    assert [d.ids.tolist() for d in loaded] == [d.ids.tolist() for d in documents]
-    assert batches[0] == [0]

@@ -1,0 +1,64 @@
+"""How long a base run goes on: a number of steps or of minutes, and the learning rate over it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ss_device.training.recipe import Schedule
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One stretch of a run, bounded by `steps` or, where that is 0, by `minutes` of training.
+
+    hold: the rate does not decay in this stretch; the model is not written, and a later stretch goes on.
+    """
+
+    steps: int = 0
+    minutes: float = 0.0
+    hold: bool = False
+
+    def done(self, steps: int, seconds: float) -> float:
+        """The share of the stretch that lies behind, 0 to 1, after so many steps and seconds of it."""
+        share = steps / self.steps if self.steps else seconds / (60 * self.minutes)
+        return min(1.0, share)
+
+    def decaying(self, done: float, schedule: Schedule) -> bool:
+        """Whether the rate falls at this share of the stretch."""
+        return not self.hold and done >= 1 - schedule.decay_share
+
+
+def learning_rate(step: int, done: float, budget: Budget, schedule: Schedule) -> float:
+    """The rate of step `step` (counted over all stretches) at the share `done` of the present stretch."""
+    rate = schedule.learning_rate * min(1.0, (step + 1) / max(1, schedule.warmup_steps))
+    if budget.decaying(done, schedule):
+        rate *= (1 - done) / schedule.decay_share
+    return rate
+
+
+class StepClock:
+    """Seconds of training: steps alone, without what lies between them or a process that was stopped.
+
+    A step counts at most five times the mean of those before, so a machine that slept, or a run that
+    was paused (SIGSTOP), does not use up its budget of minutes.
+    """
+
+    LONGEST = 5.0
+    SETTLED = 20
+
+    def __init__(self) -> None:
+        self.steps, self.seconds = 0, 0.0
+        self.start()
+
+    def start(self) -> None:
+        """A step begins."""
+        self.began = time.monotonic()
+
+    def step(self) -> float:
+        """Seconds that the step which ends now counts."""
+        spent = time.monotonic() - self.began
+        if self.steps >= self.SETTLED:
+            spent = min(spent, self.LONGEST * self.seconds / self.steps)
+        self.steps, self.seconds = self.steps + 1, self.seconds + spent
+        return spent

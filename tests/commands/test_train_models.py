@@ -1,0 +1,186 @@
+"""python -m scripts.train_models on a tiny plan: every stage, nothing twice, a later and longer run."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+
+import pytest
+
+from scripts import train_models
+from scripts.model_tables import BASE
+from ss_device.adapter import load_adapter
+from ss_device.base_model import open_base
+from ss_device.training.command import main as ss_train_main
+
+RECIPE = f"""
+name = "{BASE}"
+seed = 3
+[tokenizer]
+vocab_size = 320
+sample_documents = 100
+[model]
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 3
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 16
+max_position_embeddings = 256
+[training]
+steps = 20
+tokens_per_batch = 512
+max_length = 128
+learning_rate = 1e-2
+warmup_steps = 2
+weight_decay = 0.1
+[[sources]]
+kind = "application"
+app = "sqlctx"
+path = "sqlctx/train.jsonl.gz"
+weight = 0.9
+augmentation = "permute_columns"
+[[sources]]
+kind = "text"
+path = "general/talk.jsonl"
+weight = 0.1
+[[checks]]
+app = "sqlctx"
+path = "sqlctx/valid.jsonl.gz"
+prompts = 2
+max_tokens = 6
+"""
+PLAN = f"""
+base = "{BASE}"
+recipe = "recipe.toml"
+[[applications]]
+name = "sqlctx"
+texts = 20
+max_tokens = 8
+max_length = 128
+longest_test_prompt = 100
+[[adapters]]
+suffix = ""
+settings = "plus"
+set = ["num_streams=2", "num_msa_layers=2", "stream_lora_rank=2", "stream_lora_alpha=4"]
+parent_bias = true
+epochs = 1
+learning_rate = 1e-3
+[[adapters]]
+suffix = "-paper"
+settings = "paper"
+set = ["num_msa_layers=2"]
+epochs = 1
+learning_rate = 1e-3
+"""
+TABLES = ("data", "metrics", "trees", "depths", "parameters", "checks", "curve")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    (root / "data/sqlctx").mkdir(parents=True)
+    (root / "data/general").mkdir()
+    (root / "models").mkdir()
+    splits = {"train": ("stone", "apple", "ship"), "valid": ("tree",), "test": ("lamp",)}
+    for split, things in splits.items():
+        rows = [
+            {
+                "question": f"How many {thing}s weigh {n}?",
+                "context": f"CREATE TABLE {thing} (weight INTEGER)",
+                "answer": f"SELECT COUNT(*) FROM {thing} WHERE weight = {n}",
+                "source": "made",
+            }
+            for thing in things
+            for n in range(12)
+        ]
+        with gzip.open(root / f"data/sqlctx/{split}.jsonl.gz", "wt") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "data/general/talk.jsonl").write_text('{"text": "stones and ships and apples"}\n')
+    (root / "recipe.toml").write_text(RECIPE)
+    (root / "plan.toml").write_text(PLAN)
+    markers = "".join(f"<!-- begin {name} -->\nold\n<!-- end {name} -->\n" for name in TABLES)
+    (root / "models/README.md").write_text(f"before\n{markers}after\n")
+    return root
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The ss-train commands that were run; they run in this process."""
+    called: list[str] = []
+
+    def run(*words):
+        words = [str(word) for word in words]
+        called.append(" ".join(words[:2]))
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            assert ss_train_main(words) == 0
+        return out.getvalue()
+
+    monkeypatch.setattr(train_models, "ss_train", run)
+    return called
+
+
+def run(folder, *more):
+    return train_models.main(
+        ["--data", str(folder / "data"), "--plan", str(folder / "plan.toml"),
+         "--work", str(folder / "work"), "--models", str(folder / "models"),
+         "--prompts", "3", "--check-prompts", "2", "--tokens-per-batch", "512", *more]
+    )  # fmt: skip
+
+
+@pytest.mark.heavy
+def test_the_whole_demo_is_made_once_and_installed_whole(folder, commands):
+    assert run(folder) == 0
+    base = open_base(folder / "models/base" / BASE)
+    for name in ("sqlctx", "sqlctx-paper"):
+        adapter = load_adapter(folder / "models/adapters" / name)
+        adapter.check_base(base)
+        depths = (folder / "models/adapters" / name / "acceptance.csv").read_text().splitlines()
+        assert depths[0] == "depth,predicted,decoded"
+    text = (folder / "models/README.md").read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| sqlctx | 36 | 0 | 0 | 0 | 36 |" in text
+    assert "papers' settings, best-first 32" in text and "wrong or missing slots" in text
+    assert (folder / "models/base_curve.png").stat().st_size > 1000
+    checks = json.loads((folder / "models/measurements/checks.json").read_text())
+    assert checks.keys() == {"sqlctx", "sqlctx-paper"}
+    assert all(abs(c["decoded"] / c["predicted"] - 1) <= 0.02 for c in checks.values())
+    made = list(commands)
+    assert run(folder) == 0
+    # Only what resumes by itself is called again: the texts, of which none is missing.
+    assert commands[len(made) :] == ["distill sqlctx"]
+    a_longer_run_makes_another_base(folder, commands)
+
+
+def a_longer_run_makes_another_base(folder, commands):
+    """And what depends on it; what is installed stays until all of that is there."""
+    commands.clear()
+    before = {p.name for p in (folder / "work").iterdir()}
+    assert run(folder, "--minutes", "0.05", "--stage", "base", "--stage", "texts") == 0
+    assert commands[0].startswith("base ") and "distill sqlctx" in commands
+    assert len({p.name for p in (folder / "work").iterdir()} - before) == 1
+    installed = folder / "models/base" / BASE / "model.safetensors"
+    assert installed.read_bytes() != (folder / "work/base" / BASE / "model.safetensors").read_bytes()
+    assert run(folder, "--minutes", "0.05", "--stage", "base") == 0
+    assert len([c for c in commands if c.startswith("base ")]) == 1
+
+
+def test_bad_plans_and_missing_data_are_named(folder, capsys, tmp_path):
+    for text, words in (
+        ("base = ", "not valid TOML"),
+        (PLAN.replace("texts", "text"), "text"),
+        (PLAN.replace('recipe = "recipe.toml"', ""), "recipe"),
+    ):
+        (tmp_path / "plan.toml").write_text(text)
+        assert run(folder, "--plan", str(tmp_path / "plan.toml")) == 2
+        error = capsys.readouterr().err.strip().splitlines()
+        assert len(error) == 1 and "plan.toml" in error[0] and words in error[0]
+    assert run(folder, "--work", str(tmp_path / "work"), "--stage", "texts") == 2
+    assert "run the stage 'base' first" in capsys.readouterr().err
+    assert train_models.main(["--plan", str(folder / "plan.toml")]) == 2
+    assert "--data" in capsys.readouterr().err
+    assert run(folder, "--work", str(tmp_path / "work"), "--data", str(tmp_path)) == 2
+    assert ".jsonl.gz: no such file" in capsys.readouterr().err
