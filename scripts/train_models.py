@@ -132,6 +132,14 @@ class Pipeline:
         digest = sha256(*sorted(self.base.glob("*.safetensors")))
         return self.work / f"{self.plan.base}-{digest[:12]}"
 
+    @property
+    def chosen(self) -> list[PlannedApplication]:
+        """The applications of --app, or all."""
+        wanted, known = self.arguments.app, [app.name for app in self.plan.applications]
+        if unknown := [name for name in wanted or [] if name not in known]:
+            raise UserError(f"--app {unknown[0]}: the plan has {', '.join(known)}")
+        return [app for app in self.plan.applications if not wanted or app.name in wanted]
+
     def own_texts(self, app: PlannedApplication) -> Path:
         return self.of_base / f"own_{app.name}.jsonl"
 
@@ -188,18 +196,17 @@ class Pipeline:
             words += ["--start", self.arguments.start] if self.arguments.start else []
             words += ["--minutes", minutes] if minutes else []
         else:
-            # Half a minute: a stretch ends within a step of its budget.
-            enough = not minutes or minutes <= trained.minutes + 0.5
+            enough = not minutes or 0.99 * minutes <= trained.minutes
             if self.base.is_dir() and trained.ended and enough:
                 return
             # An interrupted stretch keeps its own budget; a finished one is followed by what is missing.
             words += ["--resume"]
-            words += ["--minutes", max(0.1, minutes - trained.before_decay)] if minutes else []
+            words += ["--minutes", minutes - trained.before_decay] if minutes else []
         ss_train(*words)
 
     def write_texts(self) -> None:
         """The base's own greedy text, for the adapters to learn and to be replayed on."""
-        for app in self.plan.applications:
+        for app in self.chosen:
             words = ["distill", app.name, "--base", self.base, "--data", self.prepared(app)]
             words += ["--limit", app.texts, "--max-tokens", app.max_tokens, "--seed", 1]
             words += ["--longest-prompt", app.longest_prompt] if app.longest_prompt else []
@@ -207,7 +214,7 @@ class Pipeline:
 
     def train_adapters(self) -> None:
         """Parent bias and adapters of every application."""
-        for app in self.plan.applications:
+        for app in self.chosen:
             bias = self.of_base / f"bias_{app.name}.safetensors"
             if not bias.exists():
                 own = f"{app.name}={self.own_texts(app)}"
@@ -232,7 +239,7 @@ class Pipeline:
 
     def measure(self) -> None:
         """Replay of every adapter on the test prompts, under many trees."""
-        for app in self.plan.applications:
+        for app in self.chosen:
             for adapter in self.plan.adapters:
                 result = self.of_base / "measurements" / app.name / f"{app.name}{adapter.suffix}.json"
                 if result.is_file():
@@ -247,7 +254,7 @@ class Pipeline:
 
     def check(self) -> None:
         """Replay on validation prompts against decoding them step by step, within two per cent."""
-        for app in self.plan.applications:
+        for app in self.chosen:
             for adapter in self.plan.adapters:
                 result = self.of_base / "checks" / f"{app.name}{adapter.suffix}.json"
                 if not result.is_file():
@@ -351,10 +358,14 @@ def build_parser() -> CommandParser:
     parser.add_argument("--work", type=Path, default=Path("runs/models"), help="where everything is made")
     parser.add_argument("--models", type=Path, default=Path("models"), help="what `install` writes into")
     parser.add_argument("--stage", action="append", choices=STAGES, help="only this one (may be repeated)")
+    parser.add_argument(
+        "--app", action="append", metavar="NAME",
+        help="texts, adapters, measure, check of this application alone: several processes share the work",
+    )  # fmt: skip
     parser.add_argument("--minutes", type=positive_number, help="training of the base in all")
     parser.add_argument("--start", type=Path, metavar="BASE", help="a base whose weights are gone on with")
     parser.add_argument("--check-minutes", type=float, default=15.0, help="measure the base this often")
-    parser.add_argument("--shard-size", default="50GB", help="largest weight file of the base, as 15MB")
+    parser.add_argument("--shard-size", default="50GB", metavar="SIZE", help="largest weight file, as 15MB")
     parser.add_argument("--tokens-per-batch", type=positive, default=1024, help="of adapters")
     parser.add_argument("--prompts", type=positive, default=200, help="test prompts per application")
     parser.add_argument("--check-prompts", type=positive, default=40, help="validation prompts decoded")

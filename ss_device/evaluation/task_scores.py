@@ -19,10 +19,10 @@ def task_scores(app: Application, texts: Sequence[str], questions: Sequence[Ques
 
     With `schema`: `execution_match`, the share of answers whose result over synthesised tables is the
     reference's, and `executable_references`, how many references SQLite can run. With `slots`: the
-    counts of `count_slot_errors`.
+    counts of `count_slot_errors`. Rows without those fields (of ready prompts) are not measured so.
     """
     result = score(app.metric, texts, [q.references for q in questions], app.over_references)
-    if app.schema:
+    if app.schema and _have(questions, app.schema):
         found = [
             execution_match(q.row[app.schema], text, q.references[0])
             for text, q in zip(texts, questions, strict=True)
@@ -32,7 +32,11 @@ def task_scores(app: Application, texts: Sequence[str], questions: Sequence[Ques
         if values:
             result["execution_match"] = round(float(np.mean(values)), 4)
             result["execution_match_interval"] = [round(v, 4) for v in mean_interval(values)]
-    if app.slots:
+    if app.slots and _have(questions, app.slots):
         pairs = [(q.row[app.slots], text) for text, q in zip(texts, questions, strict=True)]
         result["slot_errors"] = count_slot_errors(pairs)
     return result
+
+
+def _have(questions: Sequence[Question], field: str) -> bool:
+    return all(isinstance(question.row.get(field), str) for question in questions)

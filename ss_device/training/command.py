@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def _add_base(commands) -> None:
         "--check-minutes", type=float, default=15.0, metavar="M",
         help="measure the recipe's checks this often, and at the end",
     )  # fmt: skip
-    base.add_argument("--shard-size", default="50GB", help="largest weight file, as 15MB")
+    base.add_argument("--shard-size", default="50GB", metavar="SIZE", help="largest weight file, as 15MB")
     base.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
     base.set_defaults(run=run_base)
 
@@ -300,6 +301,8 @@ def run_base(arguments: argparse.Namespace) -> int:
     from ss_device.training.recipe import load_recipe
 
     recipe = load_recipe(arguments.recipe)
+    if not re.fullmatch(r"[1-9]\d*[KMG]B", arguments.shard_size):
+        raise UserError(f"--shard-size {arguments.shard_size} is not a size as 15MB or 2GB")
     if arguments.steps and arguments.minutes:
         raise UserError("--steps and --minutes exclude each other")
     steps = arguments.steps or (0 if arguments.minutes else recipe.schedule.steps)

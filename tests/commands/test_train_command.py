@@ -17,6 +17,27 @@ SETTINGS = json.dumps(
      "stream_lora_alpha": 4, "markov_rank": 4}
 )  # fmt: skip
 
+RECIPE = """
+name = "tiny"
+seed = 3
+[tokenizer]
+vocab_size = 300
+sample_documents = 10
+[model]
+hidden_size = 32
+[training]
+tokens_per_batch = 256
+max_length = 96
+learning_rate = 1e-2
+warmup_steps = 2
+weight_decay = 0.1
+[[sources]]
+kind = "application"
+app = "sqlctx"
+path = "rows.jsonl"
+weight = 1.0
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -132,6 +153,15 @@ def bad_inputs(folder):
     yield ["distill", "sqlctx", "--base", out, "--data", data, "--output", out], "no such base model folder"
     yield ["evaluate", out, "--base", base, "--data", data], "no such file"
     yield ["base", str(folder / "none.toml"), "--data", base, "--output", out], "no such recipe"
+    recipe = str(folder / "recipe.toml")
+    (folder / "recipe.toml").write_text(RECIPE)
+    train_base = ["base", recipe, "--data", str(folder), "--output", out]
+    yield train_base, "recipe 'tiny' has no 'steps': give --steps or --minutes"
+    yield [*train_base, "--minutes", "0"], "0 is not above 0"
+    yield [*train_base, "--minutes", "soon"], "'soon' is not a number"
+    yield [*train_base, "--minutes", "1", "--steps", "2"], "--steps and --minutes exclude each other"
+    yield [*train_base[:-1], base, "--steps", "2"], "is there already"
+    yield [*train_base, "--steps", "2", "--shard-size", "big"], "--shard-size big"
     yield ["adapter", "sqlctx"], "required"
     sql = [*paper, "sqlctx", "--data", data, "--set"]
     yield [*sql, "num_msa_layers"], "expected NAME=VALUE"

@@ -178,6 +178,8 @@ def test_bad_plans_and_missing_data_are_named(folder, capsys, tmp_path):
         assert run(folder, "--plan", str(tmp_path / "plan.toml")) == 2
         error = capsys.readouterr().err.strip().splitlines()
         assert len(error) == 1 and "plan.toml" in error[0] and words in error[0]
+    assert run(folder, "--stage", "texts", "--app", "sql") == 2
+    assert "--app sql: the plan has sqlctx" in capsys.readouterr().err
     assert run(folder, "--work", str(tmp_path / "work"), "--stage", "texts") == 2
     assert "run the stage 'base' first" in capsys.readouterr().err
     assert train_models.main(["--plan", str(folder / "plan.toml")]) == 2

@@ -62,6 +62,8 @@ def test_what_rows_allow_is_measured_beside_the_metric():
     found = task_scores(e2e, ["Strada serves Chinese food."], [told])
     assert found["slot_errors"]["wrong"] == 1 and found["slot_errors"]["slots"] == 2
     assert "execution_match" not in found
+    ready = Question("p", {"prompt": "p"}, ("SELECT 1",))
+    assert task_scores(sql, ["SELECT 1"], [ready]).keys().isdisjoint({"execution_match"})
 
 
 def test_texts_that_repeat_themselves():

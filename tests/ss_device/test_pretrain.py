@@ -14,14 +14,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ss_device.base_model import open_base
 from ss_device.errors import UserError
-from ss_device.training import pretrain as module
+from ss_device.training import base_run as module
+from ss_device.training.base_run import NextTokenLoss
 from ss_device.training.batching import collate, plan_batches
 from ss_device.training.budget import Budget, StepClock, learning_rate
 from ss_device.training.copy_initialization import wire_copying
 from ss_device.training.corpus import Document, repeated_spans
 from ss_device.training.document_stream import DocumentStream
 from ss_device.training.explicit_attention import explicit_attention
-from ss_device.training.pretrain import NextTokenLoss, pretrain, trained_time
+from ss_device.training.pretrain import pretrain, trained_time
 from ss_device.training.recipe import load_recipe
 
 RECIPE = """
