@@ -84,6 +84,10 @@ def write_tables(models: Path) -> None:
     for name, lines in tables.items():
         text = replaced(text, name, lines, readme)
     readme.write_text(text, encoding="utf-8")
+    front = models.parent / "README.md"
+    if front.is_file() and "<!-- begin models -->" in front.read_text(encoding="utf-8"):
+        shown = replaced(front.read_text(encoding="utf-8"), "models", summary_table(results), front)
+        front.write_text(shown, encoding="utf-8")
     draw_curve(log, models / "base_curve.png")
 
 
@@ -173,6 +177,18 @@ def _calls(summary: dict) -> str:
     return f"{summary['tokens_per_call']:.2f} ({plain:.2f})"
 
 
+def summary_table(results: Results) -> list[str]:
+    """The short table of the repository's README."""
+    rows = []
+    for suffix, title, _ in TREE_ROWS:
+        trees = ("best-first:32", "best-first+lookup:32") if not suffix else ("best-first:32",)
+        parameters = sum(next(iter(results.values()))[suffix]["parameters"].values())
+        for tree in trees:
+            cells = [_calls(found[suffix]["trees"][tree]) for found in results.values()]
+            rows.append([f"{title}, {TREE_NAMES[tree]}", f"{parameters:,}", *cells])
+    return table(["tokens per call", "extra parameters", *results], rows)
+
+
 def depth_table(results: Results) -> list[str]:
     """Acceptance by depth, given that the parent was accepted, with 32 nodes."""
     rows = []
@@ -198,13 +214,15 @@ def parameter_table(results: Results) -> list[str]:
 
 
 def check_table(checks: dict) -> list[str]:
-    """Tokens per call as replay predicts them against decoding."""
+    """Tokens per call as validation predicts them against decoding."""
     rows = [
-        [name, str(c["prompts"]), f"{c['predicted']:.3f}", f"{c['decoded']:.3f}",
+        [name, f"{c['documents']} ({c['same_text']})", f"{c['predicted']:.3f}", f"{c['decoded']:.3f}",
          f"{100 * (c['decoded'] / c['predicted'] - 1):+.2f} %"]
         for name, c in checks.items()
     ]  # fmt: skip
-    return table(["adapter", "validation prompts", "predicted", "decoded", "difference"], rows)
+    return table(
+        ["adapter", "validation texts (decoded the same)", "predicted", "decoded", "difference"], rows
+    )
 
 
 def curve_table(log: Sequence[dict]) -> list[str]:

@@ -10,7 +10,7 @@ Everything is made in --work, stage by stage, and put into --models when it is w
     texts     the base's own continuations of training prompts
     adapters  parent bias and every adapter of the plan
     measure   tokens per call, acceptance by depth and metrics on the test prompts
-    check     tokens per call predicted by replay against decoded step by step
+    check     tokens per call predicted at the end of training against decoded step by step
     install   base, adapters, measurements and logs into --models, tables into its README.md
 
 A finished stage is skipped, a killed one goes on. What depends on the base lies in a folder named by its
@@ -43,6 +43,8 @@ TREES = ("best-first:32", "best-first:12", "best-first:64", "chain:5", "chain:9"
          "best-first+lookup:12", "best-first+lookup:32")  # fmt: skip
 PAPER_TREES = (*TREES, "k-ary:121")
 SPLITS = ("valid", "test")
+TOLERANCE = 0.02
+"""Between tokens per call as validation predicts them and as they are decoded."""
 
 
 @dataclass(frozen=True)
@@ -253,37 +255,33 @@ class Pipeline:
                 write_whole(result, ss_train(*words))
 
     def check(self) -> None:
-        """Replay on validation prompts against decoding them step by step, within two per cent."""
+        """Validation at the end of training against decoding the same texts, within two per cent."""
+        from ss_device.evaluation.validation_check import decode_validation
+
         for app in self.chosen:
             for adapter in self.plan.adapters:
-                result = self.of_base / "checks" / f"{app.name}{adapter.suffix}.json"
+                folder = self.adapter(app, adapter)
+                result = self.of_base / "checks" / f"{folder.name}.json"
                 if not result.is_file():
-                    write_whole(result, json.dumps(self._checked(app, adapter), indent=1) + "\n")
+                    say(f"{folder.name}: validation documents decoded")
+                    found = decode_validation(folder, self.base, self.own_texts(app), app.max_length)
+                    write_whole(result, json.dumps(found, indent=1) + "\n")
                 found = json.loads(result.read_text())
-                if abs(found["decoded"] / found["predicted"] - 1) > 0.02:
+                if abs(found["decoded"] / found["predicted"] - 1) > TOLERANCE:
                     raise UserError(f"{result}: decoding and its prediction differ by more than 2 %")
+                self._write_acceptance(app, folder)
 
-    def _checked(self, app: PlannedApplication, adapter: PlannedAdapter) -> dict:
-        folder = self.adapter(app, adapter)
-        words = [folder, "--base", self.base, "--data", self.prepared(app, "valid"), "--json"]
-        words += ["--limit", self.arguments.check_prompts, "--longest-prompt", app.longest_test_prompt]
-        own = self.of_base / f"own_valid_{app.name}.jsonl"
-        replayed = json.loads(
-            ss_train("replay", *words, "--continuations", own, "--tree", "best-first:32")
-        )["trees"]["best-first:32"]
-        decoded = json.loads(ss_train("evaluate", *words, "--nodes", 32))
+    def _write_acceptance(self, app: PlannedApplication, folder: Path) -> None:
+        """`acceptance.csv` beside the adapter: by tree and depth on the test prompts."""
+        measured = json.loads(
+            (self.of_base / "measurements" / app.name / f"{folder.name}.json").read_text()
+        )
         rows = [
-            f"{depth},{a:.4f},{b:.4f}"
-            for depth, (a, b) in enumerate(
-                zip(replayed["acceptance_by_depth"], decoded["acceptance_by_depth"], strict=False), 1
-            )
+            f"{tree},{depth},{share:.4f}"
+            for tree, counts in measured["trees"].items()
+            for depth, share in enumerate(counts["acceptance_by_depth"], 1)
         ]
-        (folder / "acceptance.csv").write_text("\n".join(["depth,predicted,decoded", *rows]) + "\n")
-        return {
-            "prompts": decoded["prompts"],
-            "predicted": replayed["tokens_per_call"],
-            "decoded": decoded["tokens_per_call"],
-        }
+        write_whole(folder / "acceptance.csv", "\n".join(["tree,depth,acceptance", *rows]) + "\n")
 
     def install(self) -> None:
         """Copy what is finished into --models and write its tables."""
@@ -368,7 +366,6 @@ def build_parser() -> CommandParser:
     parser.add_argument("--shard-size", default="50GB", metavar="SIZE", help="largest weight file, as 15MB")
     parser.add_argument("--tokens-per-batch", type=positive, default=1024, help="of adapters")
     parser.add_argument("--prompts", type=positive, default=200, help="test prompts per application")
-    parser.add_argument("--check-prompts", type=positive, default=40, help="validation prompts decoded")
     return parser
 
 

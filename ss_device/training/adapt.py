@@ -21,12 +21,12 @@ from ss_device.reference.stream_model import StreamModel, add_lora, attach_adapt
 from ss_device.training.base_loading import check_quantization, load_training_base
 from ss_device.training.checkpoint import copy_trainable, load_checkpoint, trainable
 from ss_device.training.corpus import Document
-from ss_device.training.loop import Progress, TrainingRun
+from ss_device.training.loop import VALIDATION_DOCUMENTS, Progress, TrainingRun
 from ss_device.training.objective import StreamLoss
 from ss_device.training.processes import joined_processes
 from ss_device.training.run_folder import open_run
 from ss_device.training.schedule import AdapterSchedule, plan_epochs
-from ss_device.training.validation import document_ranks, rank_statistics
+from ss_device.training.validation import document_ranks, rank_statistics, summary
 
 
 def build_stream_model(
@@ -92,7 +92,7 @@ def train_adapter(
         objective, valid, config.num_streams, accelerator.device, segment=schedule.segment
     )
     model = _whole_model(accelerator, run.loss_module.model, base, config, schedule, start, parent_bias)
-    adapter = _adapter(base, app, config, schedule, model, progress, len(train), rank_statistics(ranks))
+    adapter = _adapter(base, app, config, schedule, model, progress, len(train), ranks)
     if accelerator.is_main_process:
         _write(adapter, base, model, output)
     accelerator.wait_for_everyone()
@@ -163,7 +163,8 @@ def _whole_model(accelerator, model, base, config, schedule, start, parent_bias)
     return whole
 
 
-def _adapter(base, app, config, schedule, model, progress, documents, statistics) -> Adapter:
+def _adapter(base, app, config, schedule, model, progress, documents, ranks) -> Adapter:
+    shown = ranks[:VALIDATION_DOCUMENTS]
     losses = {n: round(v, 4) for n, v in progress.parts.items()}
     history = {
         "steps": progress.step,
@@ -172,6 +173,7 @@ def _adapter(base, app, config, schedule, model, progress, documents, statistics
         "final_losses": losses,
         "best": progress.best,
         "documents": documents,
+        "validation": {"documents": len(shown), **summary(shown)},
     }
     return Adapter(
         app=app.name,
@@ -182,7 +184,7 @@ def _adapter(base, app, config, schedule, model, progress, documents, statistics
         stop_strings=app.stop_strings,
         max_tokens=app.max_tokens,
         record={**asdict(schedule), **history},
-        rank_statistics=statistics,
+        rank_statistics=rank_statistics(ranks),
     )
 
 

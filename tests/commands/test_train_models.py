@@ -127,7 +127,7 @@ def run(folder, *more):
     return train_models.main(
         ["--data", str(folder / "data"), "--plan", str(folder / "plan.toml"),
          "--work", str(folder / "work"), "--models", str(folder / "models"),
-         "--prompts", "3", "--check-prompts", "2", "--tokens-per-batch", "512", *more]
+         "--prompts", "3", "--tokens-per-batch", "512", *more]
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_the_whole_demo_is_made_once_and_installed_whole(folder, commands):
         adapter = load_adapter(folder / "models/adapters" / name)
         adapter.check_base(base)
         depths = (folder / "models/adapters" / name / "acceptance.csv").read_text().splitlines()
-        assert depths[0] == "depth,predicted,decoded"
+        assert depths[0] == "tree,depth,acceptance" and depths[1].startswith("best-first:32,1,")
     text = (folder / "models/README.md").read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| sqlctx | 36 | 0 | 0 | 0 | 36 |" in text
@@ -148,6 +148,7 @@ def test_the_whole_demo_is_made_once_and_installed_whole(folder, commands):
     checks = json.loads((folder / "models/measurements/checks.json").read_text())
     assert checks.keys() == {"sqlctx", "sqlctx-paper"}
     assert all(abs(c["decoded"] / c["predicted"] - 1) <= 0.02 for c in checks.values())
+    assert all(c["same_text"] == c["documents"] > 1 for c in checks.values())
     made = list(commands)
     assert run(folder) == 0
     # Only what resumes by itself is called again: the texts, of which none is missing.

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from ss_device.adapter import load_adapter
+from ss_device.adapter import load_adapter, write_speculative_files
 from ss_device.application import Application
 from ss_device.config import SpeculativeConfig, paper_config, parameter_count
 from ss_device.errors import UserError
+from ss_device.evaluation.validation_check import decode_validation
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.training.adapt import build_stream_model, train_adapter
 from ss_device.training.checkpoint import trainable
@@ -20,8 +21,8 @@ from ss_device.training.loop import TrainingRun
 from ss_device.training.losses import forward, make_batch
 from ss_device.training.objective import StreamLoss
 from ss_device.training.schedule import AdapterSchedule
-from ss_device.training.validation import document_ranks, rank_statistics
-from tests.tiny_models import make_tiny_base
+from ss_device.training.validation import document_ranks, rank_statistics, tokens_per_call
+from tests.tiny_models import make_tiny_base, random_adapter
 
 APP = Application(
     name="tiny", title="", template="{prompt}", completion="{text}", hub="", columns={},
@@ -194,3 +195,22 @@ def test_joint_ranks_by_hand():
     assert list(found["joint"])[0] == "0 0"
     assert found["counts"] == [[3, 0, 1, 1, 0], [2, 1, 0, 0, 1]]
     assert found["top1"] == [0.6, 0.5]
+
+
+def test_the_record_says_what_validation_predicts(base, tmp_path):
+    held = documents(5, seed=9)
+    schedule = AdapterSchedule(epochs=1, tokens_per_batch=64, learning_rate=1e-2, evaluate_every=0)
+    train_adapter(base, APP, PLUS, schedule, documents(), held, tmp_path / "a")
+    adapter = load_adapter(tmp_path / "a")
+    model = load_stream_model(base, adapter)
+    ranks = document_ranks(StreamLoss(model, schedule), held, PLUS.num_streams, torch.device("cpu"))
+    # Parts are stored in half precision, which may move a rank.
+    said = adapter.record["validation"]
+    assert said["documents"] == 5
+    assert said["tokens_per_call"] == pytest.approx(tokens_per_call(ranks, 1), rel=0.1)
+
+
+def test_an_adapter_without_a_prediction_cannot_be_checked(base, tmp_path):
+    write_speculative_files(random_adapter(base, PLUS), base.architecture, tmp_path)
+    with pytest.raises(UserError, match="its training recorded no validation"):
+        decode_validation(tmp_path, base.path, tmp_path / "own.jsonl", 64)
