@@ -184,7 +184,9 @@ class Pipeline:
                 if not (self.arguments.data / source.path).is_file():
                     raise UserError(f"{self.arguments.data / source.path}: no such file")
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(self.arguments.data / source.path, target)
+                partial = target.with_name(target.name + ".partial")
+                shutil.copyfile(self.arguments.data / source.path, partial)
+                partial.replace(target)
 
     def train_base(self) -> None:
         """Stretches until the base has had `--minutes` of training (the recipe's steps without it)."""
@@ -284,8 +286,14 @@ class Pipeline:
         write_whole(folder / "acceptance.csv", "\n".join(["tree,depth,acceptance", *rows]) + "\n")
 
     def install(self) -> None:
-        """Copy what is finished into --models and write its tables."""
+        """Copy what is finished into --models and write its tables; refused while anything is missing."""
         models = self.arguments.models
+        for app in self.plan.applications:
+            for adapter in self.plan.adapters:
+                name = f"{app.name}{adapter.suffix}"
+                for needed in (self.of_base / "measurements" / app.name, self.of_base / "checks"):
+                    if not (needed / f"{name}.json").is_file():
+                        raise UserError(f"{needed / name}.json: missing; run the stages before 'install'")
         copy_folder(self.base, models / "base" / self.plan.base)
         for app in self.plan.applications:
             for adapter in self.plan.adapters:

@@ -132,7 +132,7 @@ def run(folder, *more):
 
 
 @pytest.mark.heavy
-def test_the_whole_demo_is_made_once_and_installed_whole(folder, commands):
+def test_the_whole_demo_is_made_once_and_installed_whole(folder, commands, capsys):
     assert run(folder) == 0
     base = open_base(folder / "models/base" / BASE)
     for name in ("sqlctx", "sqlctx-paper"):
@@ -153,7 +153,20 @@ def test_the_whole_demo_is_made_once_and_installed_whole(folder, commands):
     assert run(folder) == 0
     # Only what resumes by itself is called again: the texts, of which none is missing.
     assert commands[len(made) :] == ["distill sqlctx"]
+    half_a_model_is_not_installed(folder, capsys)
     a_longer_run_makes_another_base(folder, commands)
+
+
+def half_a_model_is_not_installed(folder, capsys):
+    """A missing measurement is named, and what was installed stays as it is."""
+    (missing,) = (folder / "work").glob("*/checks/sqlctx-paper.json")
+    text, readme = missing.read_text(), (folder / "models/README.md").read_bytes()
+    missing.unlink()
+    capsys.readouterr()
+    assert run(folder, "--stage", "install") == 2
+    assert "checks/sqlctx-paper.json: missing" in capsys.readouterr().err
+    assert (folder / "models/README.md").read_bytes() == readme
+    missing.write_text(text)
 
 
 def a_longer_run_makes_another_base(folder, commands):
