@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +28,21 @@ from ss_device.training.recipe import Recipe, Schedule
 from ss_device.training.tokenizer import train_tokenizer
 
 
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Sharp attention makes denormal probabilities, which CPUs multiply very slowly: they are zero here.
+
+    Taken back afterwards, for what else this process computes. Worker threads take the setting over when
+    they are started, so the first parallel operation has to lie within.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@flushed_denormals()
 def pretrain(
     recipe: Recipe,
     data: Path,
@@ -52,9 +68,6 @@ def pretrain(
     point. tokenizer_of: a folder whose tokenizer is taken instead of training one, for a draft model,
     say. precision: fp32 or bf16 (autocast). Raises UserError when one of them does not fit.
     """
-    # Sharp attention makes denormal probabilities, which CPUs multiply very slowly. Set before the
-    # first parallel operation: worker threads inherit it.
-    torch.set_flush_denormal(True)
     accelerator = joined_processes()
     recipe = recipe.on(accelerator.device.type)
     budget = budget or Budget(steps=recipe.schedule.steps)

@@ -302,3 +302,9 @@ def test_bad_continuations_are_named(recipe, tmp_path, row, words):
     with pytest.raises(UserError, match="320 tokens, the recipe says 300"):
         small = load_recipe(tmp_path / "draft.toml")
         pretrain(small, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
+
+
+def test_training_leaves_denormals_as_they_were(recipe, tmp_path):
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1))
+    smallest = np.array([1e-40], np.float32)
+    assert (smallest * np.float32(0.5))[0] != 0 and (torch.from_numpy(smallest) * 0.5).item() != 0
