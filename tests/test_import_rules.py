@@ -17,7 +17,7 @@ PACKAGES = {
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "datasets"}
 WITH_TORCH = ("reference", "training", "evaluation")
-MORE = {"command_line.py": {"rich"}, "hub.py": {"huggingface_hub"}}
+MORE = {"command_line.py": {"rich"}, "files.py": {"filelock"}, "hub.py": {"huggingface_hub"}}
 
 
 def modules():
@@ -54,7 +54,7 @@ def test_module_imports_what_its_place_allows(package, path):
     place = path.relative_to(PACKAGES[package]).parts
     everywhere, at_load = imported(path, everywhere=True), imported(path, everywhere=False)
     if package == "ss_device" and place[0] not in WITH_TORCH:
-        allowed = {"numpy", "safetensors"} | MORE.get(place[0], set())
+        allowed = {"numpy", "safetensors", "msgspec"} | MORE.get(place[0], set())
         assert foreign(everywhere) <= allowed
         assert not everywhere & {"ss_convert", "ss_runtime"}
     if package == "ss_device":
