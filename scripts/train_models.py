@@ -35,8 +35,9 @@ from scripts.model_tables import write_tables
 from ss_device.application import load_application
 from ss_device.command_line import CommandParser, positive, positive_number, run_command
 from ss_device.errors import UserError
-from ss_device.files import folder_in_one_go, sha256
+from ss_device.files import sha256
 from ss_device.json_lines import read_json_lines, source_of
+from ss_device.outputs import folder_in_one_go
 
 STAGES = ("data", "base", "texts", "adapters", "measure", "check", "install")
 TREES = ("best-first:32", "best-first:12", "best-first:64", "chain:5", "chain:9",

@@ -14,8 +14,11 @@ from ss_device.base_model import BaseFolder, BaseIdentity, check_shapes
 from ss_device.config import SpeculativeConfig, parameter_count, tensor_shapes
 from ss_device.errors import UserError
 from ss_device.families import canonical_parts
-from ss_device.files import folder_in_one_go, read_json, read_tensors
+from ss_device.files import read_tensors
 from ss_device.hub import is_hub_id
+from ss_device.names import check_base_name, check_name
+from ss_device.outputs import folder_in_one_go
+from ss_device.strict_json import read_json, typed
 from ss_device.tree import ParentBias
 
 FORMAT_VERSION = 1
@@ -122,28 +125,40 @@ def load_adapter(folder: Path | str) -> Adapter:
     version = raw.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{folder / CONFIG_FILE}: format version {version}, this program reads {FORMAT_VERSION}"
+            f"{folder / CONFIG_FILE}: format version {version!r:.40}, this program reads {FORMAT_VERSION}"
         )
-    try:
-        config = SpeculativeConfig.from_dict(raw["config"])
-        return Adapter(
-            app=raw["app"],
-            config=config,
-            base=BaseIdentity(**raw["base"]),
-            tensors=read_tensors(folder / TENSOR_FILE),
-            prompt_template=raw["prompt_template"],
-            stop_strings=tuple(raw["stop_strings"]),
-            max_tokens=raw["max_tokens"],
-            lora=_read_lora(folder, config, _base_architecture(raw)),
-            record=raw["record"],
-            rank_statistics=raw["rank_statistics"],
-        )
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / CONFIG_FILE}: missing or wrong entry ({error})") from error
+    entries = typed(AdapterFile, raw, str(folder / CONFIG_FILE))
+    check_name(entries.app, f"{folder / CONFIG_FILE}: application")
+    check_base_name(entries.base.name, f"{folder / CONFIG_FILE}: base")
+    return Adapter(
+        app=entries.app,
+        config=entries.config,
+        base=entries.base,
+        tensors=read_tensors(folder / TENSOR_FILE),
+        prompt_template=entries.prompt_template,
+        stop_strings=entries.stop_strings,
+        max_tokens=entries.max_tokens,
+        lora=_read_lora(folder, entries.config, entries.architecture),
+        record=entries.record,
+        rank_statistics=entries.rank_statistics,
+    )
 
 
-def _base_architecture(raw: dict) -> Architecture | None:
-    return Architecture.from_dict(raw["architecture"]) if "architecture" in raw else None
+@dataclass(frozen=True)
+class AdapterFile:
+    """The entries of speculative_config.json; `architecture` is missing in early files."""
+
+    format_version: int
+    app: str
+    config: SpeculativeConfig
+    base: BaseIdentity
+    prompt_template: str
+    stop_strings: tuple[str, ...]
+    max_tokens: int
+    record: dict
+    rank_statistics: dict
+    architecture: Architecture | None = None
+    parameters: dict = field(default_factory=dict)
 
 
 def _read_lora(

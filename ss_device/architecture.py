@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from ss_device.errors import UserError
+from ss_device.strict_json import typed
 
 ATTENTION = ("q", "k", "v", "o")
+PROJECTIONS = (*ATTENTION, "gate", "up", "down")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+CHOICES = {"activation": ACTIVATIONS, "positions": ("rotary", "learned"), "norm": ("rms", "layer")}
+# Far above any model: what a damaged file says must not become a loop or a buffer.
+LIMITS = {
+    "vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 22, "num_layers": 1 << 12,
+    "num_heads": 1 << 14, "num_kv_heads": 1 << 14, "head_dim": 1 << 14, "max_positions": 1 << 27,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,23 @@ class Architecture:
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
     windows: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, most in LIMITS.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(f"{name} {getattr(self, name)} must lie between 1 and {most}")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise UserError(f"{name} '{getattr(self, name)}' is not one of {', '.join(known)}")
+        _expect(self.num_heads % self.num_kv_heads == 0, "num_heads is no multiple of num_kv_heads")
+        _expect(0 <= self.rotary_dims <= self.head_dim, f"rotary_dims {self.rotary_dims} exceeds head_dim")
+        _expect(self.rotated % 2 == 0, f"an odd number of rotated features ({self.rotated})")
+        _expect(self.position_offset >= 0, "position_offset must not be negative")
+        _expect(self.norm_eps >= 0, f"norm_eps {self.norm_eps} must not be negative")
+        _expect(not self.rotated or self.rope_theta > 0, f"rope_theta {self.rope_theta} must be above 0")
+        _expect(set(self.biases) <= set(PROJECTIONS), f"biases {self.biases} are not of {PROJECTIONS}")
+        _expect(len(self.windows) in (0, self.num_layers), "windows are not one for each layer")
+        _expect(all(w is None or w >= 1 for w in self.windows), "a window must be at least 1")
 
     @property
     def query_scale(self) -> float:
@@ -181,20 +206,14 @@ class Architecture:
     @staticmethod
     def from_dict(raw: dict) -> Architecture:
         """Inverse of `to_dict`; unknown keys mean a newer format and are refused by name."""
-        values = _known(Architecture, raw)
-        if values.get("rope_scaling") is not None:
-            values["rope_scaling"] = RopeScaling(**_known(RopeScaling, values["rope_scaling"]))
-        return Architecture(**values)
+        return typed(Architecture, raw, "architecture")
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
 
 
 def block_of(projection: str) -> str:
     """The block (`attn` or `mlp`) that a projection belongs to in canonical names."""
     return "attn" if projection in ATTENTION else "mlp"
-
-
-def _known(kind: type, raw: dict) -> dict:
-    """`raw` with lists as tuples; an unknown key is a UserError."""
-    unknown = sorted(set(raw) - {f.name for f in fields(kind)})
-    if unknown:
-        raise UserError(f"architecture: unknown setting '{unknown[0]}'")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}

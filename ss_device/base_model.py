@@ -13,8 +13,9 @@ from ss_device.architecture import Architecture
 from ss_device.checkpoint_weights import CheckpointWeights, checkpoint_tensors
 from ss_device.errors import UserError
 from ss_device.families import read_architecture
-from ss_device.files import read_json, sha256
+from ss_device.files import sha256
 from ss_device.hub import download_base, is_hub_id
+from ss_device.strict_json import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 INDEX_FILE = "model.safetensors.index.json"

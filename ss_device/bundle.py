@@ -13,12 +13,16 @@ from ss_device.architecture import Architecture
 from ss_device.base_model import BaseIdentity
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
-from ss_device.files import read_json, read_tensors, sha256
+from ss_device.files import read_tensors, sha256
+from ss_device.names import check_base_name, check_name, inside
+from ss_device.outputs import recover_folder
+from ss_device.strict_json import read_json, typed
 from ss_device.tree import ParentBias
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 PARENT_BIAS = ("markov.u", "markov.v")
+PRUNE_OVER = ("draft", "vocabulary")
 
 
 @dataclass(frozen=True)
@@ -124,14 +128,38 @@ class BundledAdapter:
 
 
 @dataclass(frozen=True)
+class BundledFile:
+    """Size and digest of a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a bundle came about.
+
+    inputs: digest of all that determines it; versions by library; form: the packages' choices
+    (`ss_convert.form`); exact_weights: 16 bits hold all weights; package_bytes by package.
+    """
+
+    inputs: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
+    form: dict = field(default_factory=dict)
+    exact_weights: bool = True
+    package_bytes: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """Everything a bundle says of itself. files: path → {bytes, sha256}; made: versions, command."""
+    """Everything a bundle says of itself. files: by path inside it."""
 
     architecture: Architecture
     base: BaseIdentity
     adapters: dict[str, BundledAdapter]
-    files: dict[str, dict] = field(default_factory=dict)
-    made: dict = field(default_factory=dict)
+    files: dict[str, BundledFile] = field(default_factory=dict)
+    made: Made = field(default_factory=Made)
 
 
 @dataclass(frozen=True)
@@ -180,7 +208,7 @@ class Bundle:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json` with size and digest of every other file of `folder`."""
     files = {
-        str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256(p)}
+        p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)}
         for p in sorted(folder.rglob("*"))
         if p.is_file() and p.name != MANIFEST
     }
@@ -195,52 +223,80 @@ def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
     changed file.
     """
     path = Path(path)
+    if not path.exists():
+        recover_folder(path)
     if not (path / MANIFEST).is_file():
         raise UserError(f"{path}: not a bundle (no {MANIFEST}); make one with ss-convert")
     raw = read_json(path / MANIFEST)
     version = raw.get("format_version")
     if version != FORMAT_VERSION:
+        newer = isinstance(version, int) and version > FORMAT_VERSION
         raise UserError(
-            f"{path / MANIFEST}: bundle format version {version}, this program reads "
-            f"{FORMAT_VERSION}" + ("; update ss-device" if (version or 0) > FORMAT_VERSION else "")
+            f"{path / MANIFEST}: bundle format version {version!r:.40}, this program reads "
+            f"{FORMAT_VERSION}" + ("; update ss-device" if newer else "")
         )
-    try:
-        manifest = Manifest(
-            architecture=Architecture.from_dict(raw["architecture"]),
-            base=BaseIdentity(**raw["base"]),
-            adapters={name: _adapter(entry) for name, entry in raw["adapters"].items()},
-            files=raw["files"],
-            made=raw["made"],
-        )
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path / MANIFEST}: missing or wrong entry ({error})") from error
+    del raw["format_version"]
+    manifest = typed(Manifest, raw, str(path / MANIFEST))
+    _check_adapters(path, manifest)
     _check_files(path, manifest.files, verify)
     return Bundle(path, manifest)
 
 
-def _adapter(raw: dict) -> BundledAdapter:
-    coreml = coreml_functions(raw["coreml"]) if raw.get("coreml") else None
-    config = SpeculativeConfig.from_dict(raw["config"])
-    stops = tuple(raw["stop_strings"])
-    mlxfn = MLXFunctions(**raw["mlxfn"]) if raw.get("mlxfn") else None
-    parts = {"config": config, "coreml": coreml, "stop_strings": stops, "mlxfn": mlxfn}
-    return BundledAdapter(**{**raw, **parts})
-
-
 def coreml_functions(raw: dict) -> CoreMLFunctions:
     """CoreMLFunctions from their JSON form."""
-    chain = tuple(PartLink(**{**e, "layers": tuple(e["layers"])}) for e in raw.get("chain", ()))
-    return CoreMLFunctions(**{**raw, "parts": tuple(raw.get("parts", ())), "chain": chain})
+    return typed(CoreMLFunctions, raw, "Core ML functions")
 
 
-def _check_files(path: Path, files: dict[str, dict], verify: bool) -> None:
+def _check_adapters(path: Path, manifest: Manifest) -> None:
+    """Names that become parts of paths, and paths, which must stay in the bundle."""
+    where = str(path / MANIFEST)
+    check_base_name(manifest.base.name, f"{where}: base")
+    for name, entry in manifest.adapters.items():
+        check_name(name, f"{where}: adapter")
+        if entry.app != name:
+            raise UserError(f"{where}: adapter '{name}' is called {entry.app!r:.120} in its entry")
+        for file in filter(None, _paths(entry)):
+            inside(path, file, f"{where}: adapter '{name}'")
+        _check_sizes(entry, f"{where}: adapter '{name}'")
+
+
+def _check_sizes(entry: BundledAdapter, where: str) -> None:
+    """Every count at least 1, and kept nodes at most those of a tree, which the context holds."""
+    counts = {"max_tokens": entry.max_tokens, "num_nodes": entry.num_nodes}
+    for functions in filter(None, (entry.coreml, entry.mlxfn)):
+        counts["chunk"] = functions.chunk
+        sizes = (functions.num_kept, functions.num_nodes, functions.context)
+        if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
+            raise UserError(
+                f"{where}: {sizes[0]} kept of {sizes[1]} nodes in a context of {sizes[2]} tokens"
+            )
+        if functions.prune_over not in PRUNE_OVER:
+            raise UserError(
+                f"{where}: prune_over {functions.prune_over!r:.40} is not {' or '.join(PRUNE_OVER)}"
+            )
+    for name, count in counts.items():
+        if count < 1:
+            raise UserError(f"{where}: {name} {count} must be at least 1")
+
+
+def _paths(entry: BundledAdapter) -> tuple[str | None, ...]:
+    coreml = (*entry.coreml.packages, entry.coreml.golden) if entry.coreml else ()
+    exported = (entry.mlxfn.file,) if entry.mlxfn else ()
+    return (entry.tensor_file, entry.parent_bias_file, entry.golden, *coreml, *exported)
+
+
+def _check_files(path: Path, files: dict[str, BundledFile], verify: bool) -> None:
     for name, entry in files.items():
-        file = path / name
+        file = inside(path, name, str(path / MANIFEST))
         if not file.is_file():
             raise UserError(f"{path}: file '{name}' of the bundle is missing")
-        if file.stat().st_size != entry["bytes"]:
+        if file.is_symlink():
             raise UserError(
-                f"{path}: file '{name}' has {file.stat().st_size} bytes, expected {entry['bytes']}"
+                f"{path}: file '{name}' of the bundle is a symbolic link, expected a plain file"
             )
-        if verify and sha256(file) != entry["sha256"]:
+        if file.stat().st_size != entry.bytes:
+            raise UserError(
+                f"{path}: file '{name}' has {file.stat().st_size} bytes, expected {entry.bytes}"
+            )
+        if verify and sha256(file) != entry.sha256:
             raise UserError(f"{path}: file '{name}' was changed after the conversion (sha256)")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
+from ss_device.strict_json import typed
 
 MODES = ("lossless", "shared")
 STREAM_MLPS = ("adapter", "base")
@@ -106,18 +107,7 @@ class SpeculativeConfig:
     @staticmethod
     def from_dict(raw: dict) -> SpeculativeConfig:
         """Inverse of `to_dict`; an unknown key is a UserError (a newer format, or a typo)."""
-        unknown = sorted(set(raw) - {f.name for f in fields(SpeculativeConfig)})
-        _expect(not unknown, f"speculative config: unknown setting '{(unknown or [''])[0]}'")
-        for field in fields(SpeculativeConfig):
-            value, kind = raw.get(field.name, field.default), type(field.default)
-            if kind not in (bool, int, float, str):
-                continue
-            allowed = (int, float) if kind is float else (kind,)
-            _expect(
-                type(value) in allowed,
-                f"speculative config: {field.name} {value!r} is not of type {kind.__name__}",
-            )
-        return SpeculativeConfig(**raw)
+        return typed(SpeculativeConfig, raw, "speculative config")
 
 
 def paper_config(mode: str = "lossless", **changes) -> SpeculativeConfig:

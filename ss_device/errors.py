@@ -6,6 +6,16 @@ class UserError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of `error` on a single line (other libraries' messages may span many)."""
+    """The message of `error` on a single line (other libraries' messages may span many), printable."""
     text = " ".join(str(error).split())
-    return text or type(error).__name__
+    return printable(text) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """`text` with control sequences and lone surrogates as escapes (`\\x1b`), line ends among them.
+
+    Names in files may hold what moves a terminal's cursor or renames its window.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

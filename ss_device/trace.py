@@ -15,7 +15,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ss_device.errors import UserError
-from ss_device.files import read_json, read_tensors
+from ss_device.files import read_tensors
+from ss_device.strict_json import read_json
 from ss_device.tree import DraftTree, tree_from_parents
 
 FORMAT_VERSION = 1

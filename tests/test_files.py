@@ -1,4 +1,4 @@
-"""Files that are damaged, missing or half written."""
+"""Files that are damaged or missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ss_device.errors import UserError
-from ss_device.files import folder_in_one_go, read_json, read_tensors, sha256
+from ss_device.files import read_tensors, sha256
+from ss_device.strict_json import read_json
 
 
 def test_sha256_runs_over_all_files_in_order(tmp_path):
@@ -44,49 +45,3 @@ def test_json_that_is_no_object_is_refused(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(UserError, match="x.json: (not valid JSON|expected a JSON object)"):
         read_json(tmp_path / "x.json")
-
-
-def write_one_go(target, content, fail=False, **settings):
-    with folder_in_one_go(target, **settings) as folder:
-        (folder / "file").write_text(content)
-        assert not target.exists() or (target / "file").read_text() != content
-        if fail:
-            raise RuntimeError
-
-
-def test_folder_appears_whole_and_replaces_the_earlier_one(tmp_path):
-    target = tmp_path / "out"
-    for content in ("one", "two"):
-        write_one_go(target, content)
-        assert (target / "file").read_text() == content
-    assert list(tmp_path.iterdir()) == [target]
-
-
-@pytest.mark.parametrize("keep_partial", [False, True])
-def test_failure_leaves_the_earlier_folder(tmp_path, keep_partial):
-    target = tmp_path / "out"
-    write_one_go(target, "one")
-    with pytest.raises(RuntimeError):
-        write_one_go(target, "two", fail=True, keep_partial=keep_partial)
-    assert (target / "file").read_text() == "one"
-    partial = tmp_path / ".out.partial"
-    assert partial.exists() == keep_partial
-    if keep_partial:
-        with folder_in_one_go(target, keep_partial=True) as folder:
-            assert (folder / "file").read_text() == "two"
-
-
-def test_leftovers_of_a_killed_run_are_not_mixed_in(tmp_path):
-    (tmp_path / ".out.partial").mkdir()
-    (tmp_path / ".out.partial" / "old").write_text("half")
-    write_one_go(tmp_path / "out", "one")
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["file"]
-
-
-def test_a_kill_between_the_two_renames_is_mended_by_the_next_write(tmp_path):
-    """The earlier folder comes back before anything else happens, and survives a failing write."""
-    (tmp_path / ".result.previous").mkdir()
-    (tmp_path / ".result.previous" / "old").write_text("x")
-    with pytest.raises(RuntimeError), folder_in_one_go(tmp_path / "result"):
-        raise RuntimeError
-    assert (tmp_path / "result" / "old").read_text() == "x"

@@ -17,7 +17,7 @@ PACKAGES = {
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "datasets"}
 WITH_TORCH = ("reference", "training", "evaluation")
-MORE = {"command_line.py": {"rich"}, "files.py": {"filelock"}, "hub.py": {"huggingface_hub"}}
+MORE = {"command_line.py": {"rich"}, "outputs.py": {"filelock"}, "hub.py": {"huggingface_hub"}}
 
 
 def modules():
@@ -93,8 +93,8 @@ def loaded_after(code: str) -> set[str]:
 
 
 CORE = (
-    "adapter application architecture bundle config conversation decoding files json_lines trace tree "
-    "prompt_lookup sampling command_line"
+    "adapter application architecture bundle config conversation decoding files json_lines names outputs "
+    "strict_json trace tree prompt_lookup sampling command_line"
 )
 
 

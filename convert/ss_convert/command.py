@@ -253,7 +253,7 @@ def parts_of(bundle: Bundle) -> dict[str, int]:
             name = "golden"
         elif len(folders) == 1:
             name = "tokenizer"
-        parts[name] = parts.get(name, 0) + entry["bytes"]
+        parts[name] = parts.get(name, 0) + entry.bytes
     return parts
 
 
@@ -268,7 +268,7 @@ def summary(plan: Plan, outcome: Outcome) -> dict:
         "base": plan.base.identity.name,
         "form": plan.form.to_dict(),
         "bytes": parts_of(outcome.bundle),
-        "package_bytes": outcome.bundle.manifest.made.get("package_bytes", {}),
+        "package_bytes": outcome.bundle.manifest.made.package_bytes,
         "parameters": {
             "base": plan.base.architecture.num_parameters(),
             **{name: entry.parameters for name, entry in entries.items()},

@@ -25,6 +25,7 @@ from ss_device.bundle import (
     MANIFEST,
     Bundle,
     BundledAdapter,
+    Made,
     Manifest,
     MLXFunctions,
     coreml_functions,
@@ -33,7 +34,7 @@ from ss_device.bundle import (
 )
 from ss_device.config import parameter_count
 from ss_device.errors import UserError
-from ss_device.files import folder_in_one_go
+from ss_device.outputs import folder_in_one_go
 
 Report = Callable[[str], None]
 
@@ -60,7 +61,7 @@ def existing_bundle(plan: Plan) -> Bundle | None:
         bundle = open_bundle(plan.output, verify=True)
     except UserError:
         return None
-    return bundle if bundle.manifest.made.get("inputs") == plan.inputs else None
+    return bundle if bundle.manifest.made.inputs == plan.inputs else None
 
 
 def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
@@ -121,17 +122,15 @@ def _manifest(plan: Plan, results: dict[str, dict]) -> Manifest:
         entry = _entry(plan, planned, functions, results[f"golden {planned.app}"])
         exported = results.get(f"mlxfn {planned.app}")
         adapters[planned.app] = replace(entry, mlxfn=exported and MLXFunctions(**exported))
-    exact = results["mlx"]["exact_weights"] and (
-        plan.into is None or plan.into.manifest.made.get("exact_weights", True)
+    exact = results["mlx"]["exact_weights"] and (plan.into is None or plan.into.manifest.made.exact_weights)
+    made = Made(
+        inputs=plan.inputs,
+        versions=library_versions(),
+        targets=tuple(sorted(plan.targets)),
+        form=plan.form.to_dict(),
+        exact_weights=exact,
+        package_bytes=results.get("sizes", {}),
     )
-    made = {
-        "inputs": plan.inputs,
-        "versions": library_versions(),
-        "targets": sorted(plan.targets),
-        "form": plan.form.to_dict(),
-        "exact_weights": exact,
-        "package_bytes": results.get("sizes", {}),
-    }
     return Manifest(architecture, plan.base.identity, adapters, made=made)
 
 

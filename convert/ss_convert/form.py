@@ -8,6 +8,7 @@ from ss_convert.coreml.options import GRAPH_CHOICES, PRESETS, CoreMLOptions
 from ss_device.base_model import BaseFolder
 from ss_device.bundle import Bundle
 from ss_device.errors import UserError
+from ss_device.strict_json import typed
 
 DEFAULT_CONTEXT, DEFAULT_CHUNK, DEFAULT_NODES = 512, 64, 32
 
@@ -82,12 +83,11 @@ def resolve_form(form: Form, base: BaseFolder) -> Form:
 
 def form_of_bundle(bundle: Bundle, form: Form) -> Form:
     """The form of an existing bundle; a choice that differs from it is refused by name."""
-    known = {f.name for f in fields(Form)}
-    raw = bundle.manifest.made.get("form")
-    if raw is None or set(raw) != known:
+    raw = bundle.manifest.made.form
+    if set(raw) != {f.name for f in fields(Form)}:
         raise UserError(f"{bundle.path}: made by another version of ss-convert; convert all adapters again")
     for name, value in form.to_dict().items():
         if value is not None and value != raw[name]:
             flag = flag_of(name)
             raise UserError(f"{bundle.path}: was made with {flag} {raw[name]}, not {value}; leave it out")
-    return Form(**{**raw, "cuts": tuple(raw["cuts"])})
+    return typed(Form, raw, f"{bundle.path}: form")

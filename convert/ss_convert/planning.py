@@ -117,11 +117,7 @@ def plan_conversion(request: Request) -> Plan:
     if "coreml" in targets:
         for adapter in adapters:
             check_adapter(adapter)
-    form = (
-        resolve_form(request.form, base)
-        if into is None
-        else form_of_bundle(into, request.form)
-    )
+    form = resolve_form(request.form, base) if into is None else form_of_bundle(into, request.form)
     _check_names(adapters, into, form)
     form = with_lora_rank(form, adapters)
     planned = tuple(
@@ -206,7 +202,7 @@ def _check_names(adapters: list[Adapter], into: Bundle | None, form: Form) -> No
 def _targets(request: Request, into: Bundle | None) -> tuple[str, ...]:
     if into is None:
         return request.targets or TARGETS
-    has = tuple(into.manifest.made.get("targets", ()))
+    has = into.manifest.made.targets
     if request.targets is not None and set(request.targets) != set(has):
         raise UserError(f"{request.into}: has the targets {', '.join(has)}; leave --target out")
     return has
@@ -298,7 +294,7 @@ def _refuse_without_effect(request: Request, targets: tuple[str, ...]) -> None:
 def _inputs_digest(request, planned, base, targets, into) -> str:
     """Digest of all inputs: base, adapter files, options, the converter's own code, library versions."""
     content = {
-        "into": into and into.manifest.made.get("inputs"),
+        "into": into and into.manifest.made.inputs,
         "base": base.identity.to_dict(),
         "adapters": [
             {

@@ -21,7 +21,7 @@ from ss_device.command_line import (
 )
 from ss_device.decoding import StepLimits, check_request
 from ss_device.errors import UserError
-from ss_device.files import check_writable
+from ss_device.outputs import check_writable
 from ss_runtime.backends import (
     DTYPES,
     KV_BITS,

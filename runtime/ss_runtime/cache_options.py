@@ -9,7 +9,7 @@ from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.command_line import positive
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError
-from ss_device.files import check_writable
+from ss_device.outputs import check_writable
 
 
 def add_cache_options(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ss_device.errors import UserError, one_line
-from ss_device.files import read_json
+from ss_device.strict_json import read_json
 from ss_runtime.tokenization import BundleTokenizer
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"

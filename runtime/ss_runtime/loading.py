@@ -11,7 +11,7 @@ from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError, one_line
 from ss_device.families import read_architecture
-from ss_device.files import read_json
+from ss_device.strict_json import read_json
 from ss_runtime.mlx_model import MLXStepModel
 from ss_runtime.quantized_weights import checkpoint_arrays, quantize_base
 from ss_runtime.stream_decoder import as_weight

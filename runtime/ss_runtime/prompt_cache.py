@@ -38,8 +38,11 @@ def cache_content(
     parts = [bundle.manifest.base.sha256, dtype, *([f"quantized {quantize}"] if quantize else [])]
     parts += [f"keys and values {kv_bits}"] if kv_bits else []
     if adapter.config.mode == "shared":
-        entry = bundle.manifest.files.get(adapter.tensor_file, {})
-        parts += [entry.get("sha256", adapter.app), json.dumps(adapter.config.to_dict(), sort_keys=True)]
+        entry = bundle.manifest.files.get(adapter.tensor_file)
+        parts += [
+            entry.sha256 if entry else adapter.app,
+            json.dumps(adapter.config.to_dict(), sort_keys=True),
+        ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -12,8 +12,8 @@ from ss_device.bundle import Bundle
 from ss_device.decoding import Drafter
 from ss_device.draft_policy import KINDS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.errors import UserError
-from ss_device.files import read_json
 from ss_device.prompt_lookup import PromptLookup
+from ss_device.strict_json import read_json
 from ss_device.tree import ParentBias
 
 FORMAT_VERSION = 2

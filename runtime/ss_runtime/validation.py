@@ -150,7 +150,7 @@ def has_exact_weights(bundle: Bundle, adapter: BundledAdapter, backend: str) -> 
     """
     if backend in PACKAGE_BACKENDS and adapter.coreml is not None and adapter.coreml.golden:
         return True
-    return bundle.manifest.made.get("exact_weights", True)
+    return bundle.manifest.made.exact_weights
 
 
 def replay(

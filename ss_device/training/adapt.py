@@ -16,7 +16,7 @@ from ss_device.application import Application
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
-from ss_device.files import folder_in_one_go
+from ss_device.outputs import folder_in_one_go
 from ss_device.reference.stream_model import StreamModel, add_lora, attach_adapter, load_base
 from ss_device.training.base_loading import check_quantization, load_training_base
 from ss_device.training.checkpoint import copy_trainable, load_checkpoint, trainable

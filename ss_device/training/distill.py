@@ -12,8 +12,8 @@ import torch
 from tokenizers import Tokenizer
 
 from ss_device.errors import UserError
-from ss_device.files import read_json
 from ss_device.json_lines import drop_torn_line, read_json_lines
+from ss_device.strict_json import read_json
 from ss_device.training.continuations import Continuation, continuations
 
 

@@ -16,8 +16,9 @@ from ss_device.application import Application
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
-from ss_device.files import folder_in_one_go, read_json
+from ss_device.outputs import folder_in_one_go
 from ss_device.reference.stream_model import add_lora, load_base
+from ss_device.strict_json import read_json
 from ss_device.training.batching import collate
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint, trainable
 from ss_device.training.corpus import Document

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ss_device.errors import UserError
-from ss_device.files import folder_in_one_go, read_json
+from ss_device.outputs import folder_in_one_go
+from ss_device.strict_json import read_json
 from ss_device.training import explicit_attention
 from ss_device.training.base_checks import BaseChecks
 from ss_device.training.base_run import BaseRun, NextTokenLoss, Progress

@@ -38,8 +38,8 @@ def divided(models, tmp_path_factory):
 
 def test_the_manifest_says_how_parts_chain(divided):
     bundle = open_bundle(divided, verify=True)
-    assert bundle.manifest.made["form"]["parts"] == 2
-    sizes = bundle.manifest.made["package_bytes"]
+    assert bundle.manifest.made.form["parts"] == 2
+    sizes = bundle.manifest.made.package_bytes
     assert len(sizes["parts"]) == 2 and sum(sizes["parts"]) == sizes["weight_bytes"]
     for entry in bundle.manifest.adapters.values():
         assert entry.coreml.packages == PACKAGES and entry.coreml.package == PACKAGES[0]

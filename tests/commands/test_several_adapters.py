@@ -31,7 +31,7 @@ SHARED = SpeculativeConfig(
     mode="shared", num_streams=2, num_msa_layers=2, stream_mlp="base", stream_adapter_rank=0,
     lora_rank=2, lora_alpha=3.0,
 )  # fmt: skip
-APPS = ("2nd-app", "tiny", "with lora")
+APPS = ("2nd-app", "tiny", "with.lora")
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +40,10 @@ def folders(models, tmp_path_factory) -> dict[str, Path]:
     base = open_base(models / "base" / "tiny-base")
     root = tmp_path_factory.mktemp("adapters")
     save_adapter(random_adapter(base, PAPER, seed=5, app="2nd-app"), base.architecture, root / "2nd")
-    save_with_lora(random_adapter(base, SHARED, seed=6, app="with lora"), base, root / "lora")
+    save_with_lora(random_adapter(base, SHARED, seed=6, app="with.lora"), base, root / "lora")
     for name in ("2nd", "lora"):
         (root / name / "golden_prompts.jsonl").write_text(json.dumps({"prompt": PROMPTS[0]}) + "\n")
-    return {"2nd-app": root / "2nd", "with lora": root / "lora", "tiny": models / "adapters" / "tiny"}
+    return {"2nd-app": root / "2nd", "with.lora": root / "lora", "tiny": models / "adapters" / "tiny"}
 
 
 def convert(models, *arguments) -> int:
@@ -61,7 +61,7 @@ def three(models, folders, tmp_path_factory) -> Path:
     adapters = named(folders, "tiny", "2nd-app")
     assert convert(models, *adapters, "--output", output, *SIZES, "--weights", "int8") == 0
     before = weight_bytes(output)
-    assert convert(models, *named(folders, "with lora"), "--into", output) == 0
+    assert convert(models, *named(folders, "with.lora"), "--into", output) == 0
     # LoRA of 3 layers and the streams, nothing of the base again.
     assert weight_bytes(output) - before < 40_000
     return output
@@ -137,8 +137,8 @@ def test_one_package_holds_the_functions_of_all(three):
     assert package.metadata["apps"].split(" ")[:2] == ["tiny", "2nd-app"]
     for app in APPS:
         assert json.loads(package.metadata[f"adapter.{app}"])["num_nodes"] == 12
-    assert bundle.manifest.made["form"]["weights"] == package.metadata["weights"] == "int8"
-    sizes = bundle.manifest.made["package_bytes"]
+    assert bundle.manifest.made.form["weights"] == package.metadata["weights"] == "int8"
+    sizes = bundle.manifest.made.package_bytes
     assert (
         tuple(sizes["own"]) == APPS
         and sum(sizes["own"].values()) + sizes["shared"] <= sizes["weight_bytes"]
@@ -175,7 +175,7 @@ def test_every_back_end_runs_the_adapter_it_is_told(capsys, three, app):
 
 
 def test_the_adapter_must_be_named(refuses, three):
-    says = ("name one of its adapters", "2nd-app, tiny, with lora")
+    says = ("name one of its adapters", "2nd-app, tiny, with.lora")
     refuses(ss_generate, "--bundle", three, "--prompt", "a", says=says)
 
 
@@ -218,7 +218,7 @@ def test_names_that_clash_are_refused(refuses, models, folders, tmp_path):
     save_adapter(random_adapter(base, PAPER, app="with-lora"), base.architecture, tmp_path / "clash")
     twice = ("--models", models, *named(folders, "tiny", "tiny"))
     refuses(ss_convert, *twice, says=("'tiny' is named twice",))
-    arguments = (*named(folders, "with lora"), "--adapter", tmp_path / "clash")
-    says = ("'with lora' and 'with-lora'", "with_lora_step")
+    arguments = (*named(folders, "with.lora"), "--adapter", tmp_path / "clash")
+    says = ("'with.lora' and 'with-lora'", "with_lora_step")
     refuses(ss_convert, "--models", models, *arguments, "--output", tmp_path / "out", says=says)
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from ss_device.families import FAMILIES, read_architecture
 from ss_device.rotary import attention_factor, inverse_frequencies
 from tests.families.tiny import CASES, COMMON
 
-SMALL = {**COMMON, "hidden_size": 64, "intermediate_size": 50, "ffn_dim": 50}
+SMALL = {**COMMON, "num_attention_heads": 32, "hidden_size": 128, "intermediate_size": 50, "ffn_dim": 50}
 REFUSED = [
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
     ("llama", {"hidden_act": "mish"}, "hidden_act"),

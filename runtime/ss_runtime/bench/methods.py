@@ -12,8 +12,8 @@ from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Drafter, Step, StepModel, decode
 from ss_device.draft_policy import AdaptiveDrafter
 from ss_device.errors import UserError, one_line
-from ss_device.files import read_json
 from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
+from ss_device.strict_json import read_json
 from ss_runtime.backends import fastest_stream_rows, hugging_face_model, open_backend
 from ss_runtime.tuning import AdaptiveChoice, DraftChoice, read_tuning
 

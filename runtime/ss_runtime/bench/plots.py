@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ss_device.errors import UserError
-from ss_device.files import read_json
+from ss_device.strict_json import read_json
 
 
 def check_plot_file(path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ss_device.errors import UserError
-from ss_device.files import read_json
+from ss_device.strict_json import read_json
 
 # 1: `runs` was a count, and no totals; what compare and plot read is the same.
 FORMAT_VERSION, READABLE = 2, (1, 2)
