@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import gzip
 import json
 import logging
+import math
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,15 +19,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ss_device.disk import refused
 from ss_device.errors import UserError, one_line
-from ss_device.json_lines import read_json_lines
+from ss_device.json_lines import read_json_lines, read_lines
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, DEFECT, INTERRUPTED = 2, 70, 130  # 70: EX_SOFTWARE of sysexits.h
 LOG_WIDTH = 120
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse with our habits: an example under the options, `--version`, errors of one line."""
+    """argparse with our habits: an example under the options, `--version` and `--debug`, one-line errors."""
 
     def __init__(self, *, example: str = "", **settings) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -36,6 +37,10 @@ class CommandParser(argparse.ArgumentParser):
             settings["epilog"] = f"example:\n  {example}"
         super().__init__(**settings)
         self.add_argument("--version", action="version", version=f"%(prog)s {program_version()}")
+        # Read by `run_command` from the words themselves, so that it works before they are parsed.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error arose"
+        )
 
     def error(self, message: str) -> None:
         raise UserError(f"{message} (see {self.prog} --help)")
@@ -56,34 +61,47 @@ def run_command(
 ) -> int:
     """Parse `argv`, run `body`, return the exit code.
 
-    Bad input (UserError, a file the system refuses) is one line on stderr and 2; Ctrl-C is 130; a
-    reader that closed the pipe is not an error. Anything else is a defect and keeps its traceback.
+    Bad input (UserError, a file the system refuses, a full disk, too little memory) is one line on stderr
+    and 2; Ctrl-C is 130; a reader that closed the pipe is not an error. Anything else is a defect: one
+    line and 70. `--debug` shows the traceback of each.
     """
     quiet_libraries()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        status = body(parser.parse_args(argv)) or 0
+        status = body(parser.parse_args(words)) or 0
         sys.stdout.flush()
         return status
-    except UserError as error:
-        return _bad_input(error)
     except BrokenPipeError:
         _forget_stdout()
         return 0
-    except OSError as error:
-        if error.filename is None and error.errno != errno.ENOSPC:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        return _bad_input(UserError(f"{where}{error.strerror}"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except SystemExit as exit_request:  # --help and --version of argparse
         return int(exit_request.code or 0)
+    except Exception as error:
+        if "--debug" in map(str, words):
+            traceback.print_exc()
+        status, message = _explained(error)
+        print(f"error: {message}", file=sys.stderr)
+        return status
 
 
-def _bad_input(error: UserError) -> int:
-    print(f"error: {one_line(error)}", file=sys.stderr)
-    return BAD_INPUT
+def _explained(error: Exception) -> tuple[int, str]:
+    """Exit code and line of an error that ended a command."""
+    if isinstance(error, UserError):
+        return BAD_INPUT, one_line(error)
+    filename = getattr(error, "filename", None)
+    if isinstance(error, OSError) and filename and error.strerror:
+        return BAD_INPUT, one_line(UserError(f"{filename}: {error.strerror}"))
+    if reason := refused(error):
+        return BAD_INPUT, f"a file could not be written ({reason}); what was there before is untouched"
+    if isinstance(error, MemoryError):
+        return BAD_INPUT, f"not enough memory ({one_line(error)})"
+    return DEFECT, (
+        f"unexpected {type(error).__name__}: {one_line(error):.300} (a defect of this program or a library; "
+        "--debug shows where)"
+    )
 
 
 def _forget_stdout() -> None:
@@ -126,7 +144,20 @@ def progress(total: int, description: str) -> Iterator[Callable[[str], None]]:
 
 def print_json(value: dict) -> None:
     """One JSON object on one line of stdout, flushed so that a reader sees it at once."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(json_text(value), flush=True)
+
+
+def json_text(value: object, **settings) -> str:
+    """Strict JSON: a number that is not finite becomes null. settings: of `json.dumps`."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **settings)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def prompts_from_file(
@@ -149,10 +180,7 @@ def prompts_from_file(
 
 def line_of_row(path: Path, index: int) -> int:
     """Line number (from 1) of the `index`-th row; blank lines are no rows."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as lines:
-        filled = (number for number, line in enumerate(lines, 1) if line.strip())
-        return next(islice(filled, index, None))
+    return next(islice((number for number, _ in read_lines(path)), index, None))
 
 
 def positive(text: str) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ss_device.errors import UserError
+from ss_device.errors import UserError, one_line
+from ss_device.strict_json import decode_object
+
+LINE_LIMIT = 1 << 26
+"""Bytes of a row: a conversation of 64 MB is a damaged file, or a file that is no JSON lines."""
 
 
 class Row(dict):
@@ -28,27 +32,25 @@ def read_json_lines(path: Path | str) -> Iterator[Row]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")
+    for number, line in read_lines(path):
+        where = f"{path}:{number}"
+        yield Row(decode_object(line, where), where)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and bytes of every line that is not blank; a damaged gzip file is a UserError."""
     opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+        with opener(path, "rb") as file:
+            number = 0
+            while line := file.readline(LINE_LIMIT + 1):
+                number += 1
+                if len(line) > LINE_LIMIT:
+                    raise UserError(f"{path}:{number}: a line of more than {LINE_LIMIT} bytes")
                 if line.strip():
-                    yield Row(_object(line, f"{path}:{number}"), f"{path}:{number}")
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise UserError(f"{path}: not a whole gzip file ({error})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}:{number + 1}: not UTF-8 text ({error.reason})") from error
-
-
-def _object(line: str, where: str) -> dict:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON ({error.msg})") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: expected a JSON object")
-    return row
+                    yield number, line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: not a whole gzip file ({one_line(error)})") from error
 
 
 def source_of(row: dict) -> str:

@@ -1,10 +1,7 @@
-"""A disk that takes no more, in one line: every library that writes reports it in its own way."""
+"""A conversion on a full disk: one line, and no temporary file left behind."""
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 import shutil
 import tempfile
 import traceback
@@ -12,16 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ss_device.disk import refused
 from ss_device.errors import UserError
-
-# No space, a file larger than allowed, a quota.
-REFUSALS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-# safetensors ("os error 28") and shutil.Error ("[Errno 28]") give the number only in their text.
-NUMBERED = re.compile(r"(?:os error |\[Errno )(\d+)")
-# coremltools' writers of weights and of packages do not always say why a write failed; on a full disk the
-# second one reports an input/output error.
-UNEXPLAINED = ("[MIL FileWriter]", "cannot copy: Input/output error")
-UNEXPLAINED_REASON = "coremltools was refused a write: no space, a limit, a quota or a damaged disk"
 
 
 @contextmanager
@@ -35,23 +24,6 @@ def one_line_when_full(target: Path) -> Iterator[None]:
         if (reason := refused(error)) is None:
             raise
         raise UserError(f"{target}: could not be written ({reason}); nothing there was changed") from error
-
-
-def refused(error: BaseException) -> str | None:
-    """The system's reason if an error, or what caused it, is a refused write; else None.
-
-    C++ writers give the system's message in their text ("filesystem error: …: No space left on device").
-    """
-    while error is not None:
-        text = str(error)
-        numbers = [getattr(error, "errno", None), *map(int, NUMBERED.findall(text))]
-        for number in REFUSALS:
-            if number in numbers or os.strerror(number) in text:
-                return os.strerror(number)
-        if any(part in text for part in UNEXPLAINED):
-            return UNEXPLAINED_REASON
-        error = error.__cause__ or error.__context__
-    return None
 
 
 @contextmanager

@@ -48,6 +48,13 @@ def raising(error: BaseException):
         (UserError("two\nlines"), 2, "error: two lines\n"),
         (FileNotFoundError(2, "No such file or directory", "x.json"), 2, "error: x.json: No such file"),
         (PermissionError(13, "Permission denied", "/build"), 2, "error: /build: Permission denied\n"),
+        (OSError(28, "No space left on device"), 2, "error: a file could not be written (No space left"),
+        (
+            RuntimeError("I/O error (os error 28)"),
+            2,
+            "error: a file could not be written (No s",
+        ),
+        (MemoryError(), 2, "error: not enough memory"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
@@ -57,9 +64,21 @@ def test_errors_become_one_line(capsys, error, status, line):
     assert shown.startswith(line) and shown.count("\n") == 1
 
 
-def test_defects_keep_their_traceback():
-    with pytest.raises(ZeroDivisionError):
-        outcome(raising(ZeroDivisionError()))
+def test_a_defect_is_one_line_and_debug_shows_where(capsys):
+    parser, body = CommandParser(prog="ss-test"), raising(ZeroDivisionError("two\nlines\x1b[2J"))
+    assert run_command(parser, body, []) == 70
+    shown = capsys.readouterr().err
+    assert (
+        shown.startswith("error: unexpected ZeroDivisionError: two lines\\x1b[2J (")
+        and shown.count("\n") == 1
+    )
+    assert run_command(parser, body, ["--debug"]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys):
+    print_json({"a": float("nan"), "b": [1.5, float("-inf")], "c": {"d": float("inf")}})
+    assert capsys.readouterr().out == '{"a": null, "b": [1.5, null], "c": {"d": null}}\n'
 
 
 def test_status_of_the_body_is_the_exit_code():

@@ -1,0 +1,33 @@
+"""A disk that takes no more: every library that writes reports it in its own way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+# No space, a file larger than allowed, a quota, a damaged disk, one that is only read.
+REFUSALS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EROFS)
+# safetensors ("os error 28") and shutil.Error ("[Errno 28]") give the number only in their text.
+NUMBERED = re.compile(r"(?:os error |\[Errno )(\d+)")
+# coremltools' writers of weights and of packages do not always say why a write failed; on a full disk the
+# second one reports an input/output error.
+UNEXPLAINED = ("[MIL FileWriter]", "cannot copy: Input/output error")
+UNEXPLAINED_REASON = "coremltools was refused a write: no space, a limit, a quota or a damaged disk"
+
+
+def refused(error: BaseException | None) -> str | None:
+    """The system's reason if an error, or what caused it, is a refused write; else None.
+
+    C++ writers give the system's message in their text ("filesystem error: …: No space left on device").
+    """
+    while error is not None:
+        text = str(error)
+        numbers = [getattr(error, "errno", None), *map(int, NUMBERED.findall(text))]
+        if any(part in text for part in UNEXPLAINED):
+            return UNEXPLAINED_REASON
+        for number in REFUSALS:
+            if number in numbers or os.strerror(number) in text:
+                return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return None
