@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import string
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from ss_device.conversation import Piece, TurnTemplate, read_messages
-from ss_device.errors import UserError
+from ss_device.errors import UserError, one_line
 from ss_device.json_lines import located
+from ss_device.names import check_name
+from ss_device.strict_json import read_toml
 
 KINDS = ("pair", "chat")
 METRICS = ("exact_match", "sql", "rouge", "none")
@@ -92,8 +93,19 @@ class Application:
 
 
 def template_fields(template: str) -> list[str]:
-    """Names of the `{fields}` in a template, in order of appearance."""
-    return [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    """Names of the `{fields}` in a template, in order of appearance.
+
+    Raises UserError for anything but plain names (`{a.b}`, `{a[0]}`, `{a!r}`, `{a:>99}`), which could reach
+    into objects or fill memory, and for braces that do not match.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"template {template!r:.60}: {error}") from error
+    for _, name, form, conversion in parts:
+        if name is not None and (not name.isidentifier() or form or conversion):
+            raise UserError(f"template {template!r:.60}: '{{{name}}}' is not the plain name of a field")
+    return [name for _, name, _, _ in parts if name]
 
 
 def fill_template(template: str, row: dict, application: str) -> str:
@@ -130,12 +142,13 @@ def load_application(name: str) -> Application:
     Raises UserError listing the known names when it is unknown, or naming the entry that is wrong.
     """
     path = _application_file(name)
+    raw = read_toml(path)
     try:
-        return _application(tomllib.loads(path.read_text(encoding="utf-8")))
+        return _application(raw)
     except KeyError as error:
         raise UserError(f"{path}: not a valid application description: {error} is missing") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, ValueError, UserError) as error:
-        raise UserError(f"{path}: not a valid application description ({error})") from error
+    except (TypeError, ValueError, AttributeError, UserError) as error:
+        raise UserError(f"{path}: not a valid application description ({one_line(error)})") from error
 
 
 def _application_file(name: str) -> Path:
@@ -154,16 +167,16 @@ def _application_file(name: str) -> Path:
 
 def _application(raw: dict) -> Application:
     kind = _one_of(raw.get("kind", "pair"), KINDS, "kind")
-    data, metric, stop = raw.get("data", {}), raw.get("metric", {}), raw.get("stop", {})
+    data, metric, stop = (_table(raw, name) for name in ("data", "metric", "stop"))
     chat = kind == "chat"
     strings = stop.get("strings", [])
     if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
         raise UserError("stop.strings is not a list of non-empty texts")
-    max_tokens = int(stop.get("max_tokens", 256))
-    if max_tokens < 1:
-        raise UserError(f"stop.max_tokens {max_tokens} must be at least 1")
-    return Application(
-        name=raw["name"],
+    max_tokens = stop.get("max_tokens", 256)
+    if type(max_tokens) is not int or not 1 <= max_tokens < 1 << 31:
+        raise UserError(f"stop.max_tokens {max_tokens!r:.40} is no whole number of at least 1")
+    made = Application(
+        name=check_name(raw["name"], "name"),
         title=raw.get("title", raw["name"]),
         template="{prompt}" if chat else raw["prompt"]["template"],
         completion="" if chat else raw["prompt"]["completion"],
@@ -181,11 +194,21 @@ def _application(raw: dict) -> Application:
         ),
         schema=metric.get("schema", ""),
         slots=metric.get("slots", ""),
-        chat=TurnTemplate.from_dict(raw["chat"]) if chat else None,
+        chat=TurnTemplate.from_dict(_table(raw, "chat")) if chat else None,
     )
+    for template in (made.template, made.completion):
+        template_fields(template)
+    return made
 
 
-def _one_of(value: str, known: tuple[str, ...], entry: str) -> str:
-    if value not in known:
-        raise UserError(f"{entry} '{value}' is not one of {', '.join(known)}")
+def _table(raw: dict, name: str) -> dict:
+    value = raw.get(name, {})
+    if not isinstance(value, dict):
+        raise UserError(f"{name} is {type(value).__name__}, expected a table")
+    return value
+
+
+def _one_of(value: object, known: tuple[str, ...], entry: str) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise UserError(f"{entry} {value!r:.60} is not one of {', '.join(known)}")
     return value

@@ -28,7 +28,7 @@ LOG_WIDTH = 120
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse with our habits: an example under the options, `--version` and `--debug`, one-line errors."""
+    """argparse with our habits: an example under the options, `--version`, `--debug`, one-line errors."""
 
     def __init__(self, *, example: str = "", **settings) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -99,8 +99,8 @@ def _explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, MemoryError):
         return BAD_INPUT, f"not enough memory ({one_line(error)})"
     return DEFECT, (
-        f"unexpected {type(error).__name__}: {one_line(error):.300} (a defect of this program or a library; "
-        "--debug shows where)"
+        f"unexpected {type(error).__name__}: {one_line(error):.300} (a defect, here or in a library: "
+        "--debug shows it)"
     )
 
 

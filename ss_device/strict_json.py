@@ -1,8 +1,9 @@
-"""JSON from files that anybody may have written: strict, bounded, and typed by dataclasses (msgspec)."""
+"""JSON and TOML that anybody may have written: strict, bounded, and typed by dataclasses (msgspec)."""
 
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,9 @@ from ss_device.errors import UserError, one_line, printable
 
 FILE_LIMIT = 1 << 28
 """Bytes of a JSON file: a bundle's manifest has some kilobytes, a large tokenizer 30 MB."""
+
+TOML_LIMIT = 1 << 22
+"""Bytes of a TOML file, which people write by hand."""
 
 PLAIN = (str, int, float, bool)
 Kind = TypeVar("Kind")
@@ -46,6 +50,21 @@ def read_json(path: Path) -> dict:
     if size > FILE_LIMIT:
         raise UserError(f"{path}: {size} bytes, at most {FILE_LIMIT} are read")
     return decode_object(path.read_bytes(), str(path))
+
+
+def read_toml(path: Path) -> dict:
+    """A TOML file. A missing, overlong or malformed one is a UserError."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    size = path.stat().st_size
+    if size > TOML_LIMIT:
+        raise UserError(f"{path}: {size} bytes, at most {TOML_LIMIT} are read")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise UserError(f"{path}: not valid TOML (nested too deeply)") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not valid TOML ({one_line(error)})") from error
 
 
 def typed(kind: type[Kind], raw: object, where: str) -> Kind:

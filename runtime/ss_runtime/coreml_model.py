@@ -223,9 +223,7 @@ def open_executor_model(
 
     functions = _functions(bundle, adapter)
     packages = [load_package(bundle.path / name) for name in functions.packages]
-    engines = chained(
-        functions, lambda part, name: packages[part].program(name, arithmetic, keep_weights)
-    )
+    engines = chained(functions, lambda part, name: packages[part].program(name, arithmetic, keep_weights))
     architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
     return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
 

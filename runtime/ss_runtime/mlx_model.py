@@ -102,9 +102,7 @@ class MLXStepModel:
         next collection of garbage. Weights are listed as captured inputs: otherwise a later change of a
         weight would be ignored."""
         model = ref(self)
-        return mx.compile(
-            lambda *inputs: model()._step_graph(*inputs, defer=defer), inputs=self.decoder
-        )
+        return mx.compile(lambda *inputs: model()._step_graph(*inputs, defer=defer), inputs=self.decoder)
 
     def prefill(
         self, tokens: Sequence[int], choose: Choose | None = None, reuse: int = 0, defer: bool = False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ss_device.errors import UserError
+from ss_device.names import check_name
+from ss_device.strict_json import read_toml, typed
 
 KINDS = ("application", "continuations", "text", "repeat")
 AUGMENTATIONS = ("", "permute_columns")
@@ -34,6 +35,8 @@ class Source:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"source kind '{self.kind}' (expected {', '.join(KINDS)})")
+        if not 0 <= self.weight <= 1:
+            raise UserError(f"source weight {self.weight} must lie between 0 and 1")
         if self.augmentation not in AUGMENTATIONS:
             known = ", ".join(AUGMENTATIONS[1:])
             raise UserError(f"source augmentation '{self.augmentation}' (expected {known})")
@@ -73,6 +76,17 @@ class Schedule:
     prompt_weight: float = 1.0
     copy_initialization: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_batch", "max_length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)} must be at least 1")
+        for name in ("learning_rate", "warmup_steps", "weight_decay", "steps"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} {getattr(self, name)} must not be negative")
+        for name in ("decay_share", "prompt_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} {getattr(self, name)} must lie between 0 and 1")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -101,43 +115,39 @@ def load_recipe(path: Path | str) -> Recipe:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such recipe")
-    try:
-        raw = tomllib.loads(path.read_text())
-        return Recipe(
-            name=raw["name"],
-            seed=int(raw["seed"]),
-            vocab_size=int(raw["tokenizer"]["vocab_size"]),
-            sample_documents=int(raw["tokenizer"]["sample_documents"]),
-            model=dict(raw["model"]),
-            schedule=_record(Schedule, raw["training"], path),
-            sources=tuple(_record(Source, _tuples(s), path) for s in raw["sources"]),
-            checks=tuple(_record(Check, c, path) for c in raw.get("checks", ())),
-            cuda=_schedule_changes(raw.get("cuda", {}), path),
-        )
-    except KeyError as error:
-        raise UserError(f"{path}: missing key {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not valid TOML ({error})") from error
+    file = typed(RecipeFile, read_toml(path), str(path))
+    # The changes alone lack what a schedule must have: they are checked as part of the whole.
+    typed(Schedule, {**asdict(file.training), **file.cuda}, f"{path}: cuda")
+    return Recipe(
+        name=check_name(file.name, f"{path}: name"),
+        seed=file.seed,
+        vocab_size=file.tokenizer.vocab_size,
+        sample_documents=file.tokenizer.sample_documents,
+        model=file.model,
+        schedule=file.training,
+        sources=file.sources,
+        checks=file.checks,
+        cuda=file.cuda,
+    )
 
 
-def _tuples(raw: dict) -> dict:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+@dataclass(frozen=True)
+class TokenizerTable:
+    """The `[tokenizer]` table. vocab_size in tokens, sample_documents: how many it is trained on."""
+
+    vocab_size: int
+    sample_documents: int
 
 
-def _schedule_changes(raw: dict, path: Path) -> dict:
-    known = {f.name for f in fields(Schedule)}
-    unknown = sorted(set(raw) - known)
-    if unknown:
-        raise UserError(f"{path}: unknown key 'cuda.{unknown[0]}' (expected {', '.join(sorted(known))})")
-    return raw
+@dataclass(frozen=True)
+class RecipeFile:
+    """The tables of a recipe, as `Recipe` has them."""
 
-
-def _record(kind: type, raw: dict, path: Path):
-    known = {f.name for f in fields(kind)}
-    unknown = sorted(set(raw) - known)
-    if unknown:
-        raise UserError(f"{path}: unknown key '{unknown[0]}' (expected {', '.join(sorted(known))})")
-    try:
-        return kind(**raw)
-    except (TypeError, UserError) as error:
-        raise UserError(f"{path}: {error}") from error
+    name: str
+    seed: int
+    tokenizer: TokenizerTable
+    model: dict
+    training: Schedule
+    sources: tuple[Source, ...]
+    checks: tuple[Check, ...] = ()
+    cuda: dict = field(default_factory=dict)

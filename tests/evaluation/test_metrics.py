@@ -71,7 +71,6 @@ def test_texts_that_repeat_themselves():
     assert not repeats([1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 9]) and not repeats([])
 
 
-
 def test_interval_is_seeded_ordered_and_as_wide_as_theory_says():
     values = np.random.default_rng(3).random(400)
     low, high = mean_interval(values, seed=1)

@@ -34,9 +34,7 @@ def test_a_loaded_model_is_the_model_from_arrays(tmp_path, config):
     adapter = random_adapter(base, config)
     bundle = write_bundle(base, adapter, tmp_path / "bundle")
     loaded = load_model(bundle, bundle.adapter(), dtype="float32", num_kept=4)
-    direct = mlx_model(
-        base, adapter, num_nodes=6, num_kept=4, stream_rows=default_stream_rows(config)
-    )
+    direct = mlx_model(base, adapter, num_nodes=6, num_kept=4, stream_rows=default_stream_rows(config))
     assert loaded.limits.num_nodes == 6 and loaded.limits.context == base.architecture.max_positions
     outputs = [list(decode(m, Drafter(6), PROMPT, 20)) for m in (loaded, direct)]
     assert [s.tokens for s in outputs[0]] == [s.tokens for s in outputs[1]]

@@ -151,9 +151,7 @@ def build_programs(
         prefill: _program(
             part_prefill_inputs(architecture, options, part) | for_prefill, state, prefill_body
         ),
-        step: _program(
-            part_step_inputs(config, architecture, options, part) | for_step, state, step_body
-        ),
+        step: _program(part_step_inputs(config, architecture, options, part) | for_step, state, step_body),
     }
 
 

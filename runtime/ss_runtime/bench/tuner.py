@@ -85,9 +85,7 @@ class Recording:
     stream_logits: np.ndarray
 
 
-def record(
-    model: StepModel, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]
-) -> Recording:
+def record(model: StepModel, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> Recording:
     """Decode plainly and keep every position's streams: γ · V · 2 bytes per token."""
     proposal = model.prefill(list(prompt))
     tokens, drafts = [proposal.root], [proposal.stream_logits]

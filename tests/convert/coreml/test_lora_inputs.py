@@ -53,9 +53,7 @@ def test_adapters_of_one_pair_of_functions_equal_their_references(tmp_path, form
     programs = [load_package(path).program(name, "float32") for name in (functions.prefill, functions.step)]
     texts = set()
     for adapter in adapters:
-        values = input_values(
-            tensors_of(adapter), adapter.config, base.architecture, RANK, options.prunes
-        )
+        values = input_values(tensors_of(adapter), adapter.config, base.architecture, RANK, options.prunes)
         coreml = CoreMLStepModel(*programs, functions, adapter.config, base.architecture, values)
         model = reference_of(base, adapter, path, functions, options)
         compare_steps(Pair(path, adapter, coreml, model), prompt_ids(11), [6] * 4)
