@@ -17,13 +17,18 @@ from ss_device.families import canonical_parts
 from ss_device.files import read_tensors
 from ss_device.hub import is_hub_id
 from ss_device.names import check_base_name, check_name
-from ss_device.outputs import folder_in_one_go
+from ss_device.outputs import folder_in_one_go, holds_only
 from ss_device.strict_json import read_json, typed
 from ss_device.tree import ParentBias
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "speculative_config.json"
 TENSOR_FILE = "speculative.safetensors"
+GOLDEN_PROMPTS = "golden_prompts.jsonl"
+FILES = (
+    CONFIG_FILE, TENSOR_FILE, GOLDEN_PROMPTS, "acceptance.csv",
+    "adapter_config.json", "adapter_model.safetensors",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,11 @@ def _read_lora(
             pair = factors.setdefault(part.name.removesuffix(".weight"), {})
             pair[factor.removesuffix(".weight")] = tensor[rows]
     return {key: (pair["A"], pair["B"]) for key, pair in factors.items()}
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter of `ss-train adapter` and nothing else."""
+    return (folder / CONFIG_FILE).is_file() and holds_only(folder, FILES)
 
 
 def find_adapter(name: str, models: Path) -> Path:

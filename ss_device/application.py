@@ -16,6 +16,7 @@ from ss_device.strict_json import read_toml
 KINDS = ("pair", "chat")
 METRICS = ("exact_match", "sql", "rouge", "none")
 OVER_REFERENCES = ("best", "mean")
+TEXTS = ("title", "template", "completion", "hub", "hub_config", "split", "reference", "schema", "slots")
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,12 @@ def _application(raw: dict) -> Application:
         slots=metric.get("slots", ""),
         chat=TurnTemplate.from_dict(_table(raw, "chat")) if chat else None,
     )
+    for name in TEXTS:
+        if not isinstance(getattr(made, name), str):
+            raise UserError(f"{name} is {type(getattr(made, name)).__name__}, expected text")
+    columns = made.columns
+    if not isinstance(columns, dict) or not all(isinstance(c, str) for c in columns.values()):
+        raise UserError("data.columns is not a table of texts")
     for template in (made.template, made.completion):
         template_fields(template)
     return made

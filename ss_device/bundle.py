@@ -21,6 +21,7 @@ from ss_device.tree import ParentBias
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+TUNING = "tuning.json"  # written beside it by `ss-bench tune`
 PARENT_BIAS = ("markov.u", "markov.v")
 PRUNE_OVER = ("draft", "vocabulary")
 
@@ -245,6 +246,28 @@ def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
 def coreml_functions(raw: dict) -> CoreMLFunctions:
     """CoreMLFunctions from their JSON form."""
     return typed(CoreMLFunctions, raw, "Core ML functions")
+
+
+def is_bundle(folder: Path) -> bool:
+    """Whether a folder holds a bundle, whole or damaged, and nothing that is not of it."""
+    try:
+        files = read_json(folder / MANIFEST)["files"]
+        known = {MANIFEST, TUNING, *files}
+    except (UserError, KeyError, TypeError):
+        return False
+    return all(
+        path.relative_to(folder).as_posix() in known
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    )
+
+
+def inputs_of(folder: Path) -> str | None:
+    """Digest of all that a bundle was made from, also of a damaged one; None where no manifest says it."""
+    try:
+        return read_json(folder / MANIFEST)["made"]["inputs"]
+    except (UserError, KeyError, TypeError):
+        return None
 
 
 def _check_adapters(path: Path, manifest: Manifest) -> None:

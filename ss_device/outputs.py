@@ -8,8 +8,9 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -32,6 +33,38 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def check_new_file(path: Path, force: bool) -> None:
+    """As `check_writable`; UserError also for a file that is there, unless `force` says to replace it."""
+    check_writable(path)
+    if not force and path.is_file() and path.stat().st_size:
+        raise UserError(f"{path}: exists already; --force replaces it, or choose another name")
+
+
+def check_output_folder(output: Path, what: str, is_ours: Callable[[Path], bool], force: bool) -> None:
+    """Raise UserError unless `output` may be written.
+
+    Nothing is there, or an empty folder, or with `force` what the command itself wrote.
+    what: the thing written, as in "an adapter"; is_ours: whether all that the folder holds is such a thing.
+    """
+    output = real_output(output)
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise UserError(f"{output}: is a file, a folder is written")
+    if not any(output.iterdir()):
+        return
+    if not is_ours(output):
+        raise UserError(f"{output}: exists and is not {what} of this command; choose another --output")
+    if not force:
+        raise UserError(f"{output}: holds {what} already; --force replaces it, or choose another --output")
+
+
+def holds_only(folder: Path, patterns: Iterable[str]) -> bool:
+    """Whether every entry of a folder has a name of one of the patterns (of `fnmatch`)."""
+    names = [entry.name for entry in folder.iterdir()]
+    return all(any(fnmatchcase(name, pattern) for pattern in patterns) for name in names)
 
 
 @contextmanager

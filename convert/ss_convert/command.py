@@ -16,8 +16,15 @@ from ss_convert.audit import command as audit
 from ss_convert.conversion import Outcome, convert, existing_bundle, num_stages
 from ss_convert.coreml.options import CHOICES, PRESETS, PRUNE_OVER, WEIGHTS, CoreMLOptions
 from ss_convert.form import Form
-from ss_convert.planning import FUNCTION_DTYPES, TARGETS_OF, Plan, Request, plan_conversion
-from ss_device.bundle import Bundle
+from ss_convert.planning import (
+    FUNCTION_DTYPES,
+    TARGETS_OF,
+    Plan,
+    Request,
+    output_folder,
+    plan_conversion,
+)
+from ss_device.bundle import Bundle, inputs_of, is_bundle
 from ss_device.command_line import (
     CommandParser,
     console,
@@ -27,6 +34,7 @@ from ss_device.command_line import (
     run_command,
     size_text,
 )
+from ss_device.outputs import check_output_folder, output_lock
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,7 +104,11 @@ def _parser() -> CommandParser:
         help="JSON lines with 'prompt' or the application's fields (default: the adapter folder's)",
     )
     prompts.add_argument("--no-golden", action="store_true", help="write no golden traces")
-    add("--force", action="store_true", help="convert again even if the bundle is up to date")
+    add(
+        "--force",
+        action="store_true",
+        help="replace the bundle that is there, even one from the same inputs",
+    )
     add("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -206,11 +218,15 @@ def _parts(text: str) -> int | str:
 
 def convert_command(arguments: argparse.Namespace) -> None:
     """Body of the command."""
-    plan = plan_conversion(_request(arguments))
-    outcome = None if arguments.force else _up_to_date(plan)
-    if outcome is None:
-        with progress(num_stages(plan), "read") as advance:
-            outcome = convert(plan, advance)
+    request = _request(arguments)
+    # From the first look at a bundle to its replacement: what another process adds must not be lost.
+    with output_lock(output_folder(request)):
+        plan = plan_conversion(request)
+        outcome = None if arguments.force else _up_to_date(plan)
+        if outcome is None:
+            _check_replaced(plan, arguments.force)
+            with progress(num_stages(plan), "read") as advance:
+                outcome = convert(plan, advance)
     if arguments.json:
         print_json(summary(plan, outcome))
     else:
@@ -234,6 +250,17 @@ def _request(arguments: argparse.Namespace) -> Request:
         golden_prompts=arguments.golden_prompts,
         golden=not arguments.no_golden,
     )
+
+
+def _check_replaced(plan: Plan, force: bool) -> None:
+    """UserError where the output holds a bundle, unless it is extended or is to be replaced.
+
+    Also for a bundle that holds files of the user's own, which would go with it. A damaged one from the same
+    inputs is mended.
+    """
+    if plan.into is None:
+        damaged = inputs_of(plan.output) == plan.inputs
+        check_output_folder(plan.output, "a bundle from other inputs", is_bundle, force or damaged)
 
 
 def _up_to_date(plan: Plan) -> Outcome | None:

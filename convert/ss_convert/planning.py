@@ -225,6 +225,13 @@ def _output(request: Request, app: str) -> Path:
     return output
 
 
+def output_folder(request: Request) -> Path:
+    """The folder that a request writes, before anything else of it is checked."""
+    if request.into or request.output:
+        return request.into or request.output
+    return Path("build") / load_adapter(find_adapter(request.adapters[0], _models(request))).app
+
+
 def _models(request: Request) -> Path:
     if request.models is not None:
         if not request.models.is_dir():

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ss_device.application import applications_folder
-from ss_device.bundle import Bundle, BundledAdapter, open_bundle
+from ss_device.bundle import MANIFEST, Bundle, BundledAdapter, open_bundle
 from ss_device.command_line import CommandParser, console, positive, prompts_from_file, run_command
 from ss_device.decoding import Drafter
 from ss_runtime import validate_command
@@ -77,9 +77,16 @@ def _heading(text: str) -> None:
 
 
 def _convert(adapter: str, output: Path) -> int:
+    """Convert unless the bundle is up to date; the demo's own bundle may be replaced."""
     from ss_convert.command import main as convert
+    from ss_convert.conversion import existing_bundle
+    from ss_convert.planning import Request, plan_conversion
 
-    return convert(["--adapter", adapter, "--output", str(output)])
+    words = ["--adapter", adapter, "--output", str(output)]
+    stale = (output / MANIFEST).is_file()
+    if stale and existing_bundle(plan_conversion(Request((adapter,), output=output))):
+        stale = False
+    return convert([*words, *(["--force"] if stale else [])])
 
 
 def _answer(

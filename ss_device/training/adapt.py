@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from accelerate.utils import DistributedType
 
-from ss_device.adapter import Adapter, write_speculative_files
+from ss_device.adapter import Adapter, is_adapter, write_speculative_files
 from ss_device.application import Application
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
-from ss_device.outputs import folder_in_one_go
+from ss_device.outputs import check_output_folder, folder_in_one_go
 from ss_device.reference.stream_model import StreamModel, add_lora, attach_adapter, load_base
 from ss_device.training.base_loading import check_quantization, load_training_base
 from ss_device.training.checkpoint import copy_trainable, load_checkpoint, trainable
@@ -24,7 +24,7 @@ from ss_device.training.corpus import Document
 from ss_device.training.loop import VALIDATION_DOCUMENTS, Progress, TrainingRun
 from ss_device.training.objective import StreamLoss
 from ss_device.training.processes import joined_processes
-from ss_device.training.run_folder import open_run
+from ss_device.training.run_folder import open_run, run_folder
 from ss_device.training.schedule import AdapterSchedule, plan_epochs
 from ss_device.training.validation import document_ranks, rank_statistics, summary
 
@@ -56,12 +56,14 @@ def train_adapter(
     report: Callable[[dict], None] = lambda line: None,
     start: Adapter | None = None,
     parent_bias: dict[str, np.ndarray] | None = None,
+    force: bool = False,
 ) -> Adapter:
     """Train an adapter and write its folder to `output`; checkpoints and log in `<output>.run/`.
 
     `start`: an adapter of the same settings whose parts (and LoRA) are the starting point; with
     `pruning` after, its parts stay as they are and only the early exit learns. `parent_bias`: factors
-    from `load_parent_bias` to start from; with `markov_shared` they are required and stay frozen.
+    from `load_parent_bias` to start from; with `markov_shared` they are required and stay frozen. force: an
+    earlier run and the adapter it wrote are replaced.
 
     `report` receives every log record on the first process: step, steps, parts, seconds,
     tokens_per_second, eta (seconds), and `valid` (see `validation.summary`) where that was measured.
@@ -69,10 +71,11 @@ def train_adapter(
     _check_inputs(base, config, schedule, train, start)
     _check_parent_bias(config, start, parent_bias)
     accelerator = joined_processes()
-    run_folder = output.with_name(output.name + ".run")
+    folder = run_folder(output)
     settings = _settings(base, config, schedule, train, valid, start, parent_bias)
     if accelerator.is_main_process:
-        open_run(run_folder, settings, resume)
+        check_output_folder(output, "an adapter", is_adapter, force or resume)
+        open_run(folder, settings, resume, force)
     accelerator.wait_for_everyone()
     model = _initial_model(base, config, schedule, start, accelerator.local_process_index, parent_bias)
     optimizer = torch.optim.AdamW(
@@ -81,11 +84,11 @@ def train_adapter(
     objective, optimizer = accelerator.prepare(StreamLoss(model, schedule), optimizer)
     plan = plan_epochs(train, schedule)
     run = TrainingRun(
-        accelerator, objective, optimizer, schedule, train, valid, plan, run_folder, report
+        accelerator, objective, optimizer, schedule, train, valid, plan, folder, report
     )  # fmt: skip
     record = None
     if resume:
-        record = load_checkpoint(run_folder / "checkpoint", run.loss_module.model, optimizer)
+        record = load_checkpoint(folder / "checkpoint", run.loss_module.model, optimizer)
     progress = run.run(Progress(**(record or {})))
     objective.eval()
     ranks = document_ranks(

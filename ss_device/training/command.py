@@ -14,6 +14,7 @@ from ss_device.errors import UserError
 
 DESCRIPTION = "Train base models and speculative adapters, and measure them."
 DATA_HELP = "JSON lines with the app's fields, or hub or hub:SPLIT for the app's data set"
+FORCE_HELP = "start anew: replace an earlier run of this output and what it wrote"
 BASE_HELP = "base model folder, or its id on the Hugging Face hub"
 EXAMPLE = (
     "ss-train adapter sqlctx --base models/base/ss-demo-base --data train.jsonl "
@@ -75,6 +76,7 @@ def _add_base(commands) -> None:
         action="store_true",
         help="finish the interrupted stretch, or add one to the state before the last one's decay",
     )
+    base.add_argument("--force", action="store_true", help=FORCE_HELP)
     base.add_argument("--precision", choices=("fp32", "bf16"), help="default: bf16 on CUDA, else fp32")
     base.add_argument("--checkpoint-minutes", type=float, default=5.0, help="time between checkpoints")
     base.add_argument(
@@ -141,6 +143,7 @@ def _add_adapter(commands) -> None:
     )
     adapter.add_argument("--seed", type=int, default=0)
     adapter.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    adapter.add_argument("--force", action="store_true", help=FORCE_HELP)
     _add_objective(adapter.add_argument_group("objective"))
     _add_execution(adapter.add_argument_group("execution"))
     adapter.set_defaults(run=run_adapter)
@@ -224,6 +227,7 @@ def _add_lora(commands) -> None:
     )
     lora.add_argument("--seed", type=int, default=0)
     lora.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    lora.add_argument("--force", action="store_true", help=FORCE_HELP)
     lora.set_defaults(run=run_lora)
 
 
@@ -299,6 +303,7 @@ def run_base(arguments: argparse.Namespace) -> int:
     from ss_device.training.pretrain import default_precision, pretrain
     from ss_device.training.progress import training_progress
     from ss_device.training.recipe import load_recipe
+    from ss_device.training.run_folder import writing
 
     recipe = load_recipe(arguments.recipe)
     if not re.fullmatch(r"[1-9]\d*[KMG]B", arguments.shard_size):
@@ -306,12 +311,13 @@ def run_base(arguments: argparse.Namespace) -> int:
     if arguments.steps and arguments.minutes:
         raise UserError("--steps and --minutes exclude each other")
     steps = arguments.steps or (0 if arguments.minutes else recipe.schedule.steps)
-    with training_progress(recipe.name, arguments.json) as report:
+    with writing(arguments.output), training_progress(recipe.name, arguments.json) as report:
         pretrain(
             recipe, arguments.data, arguments.output,
             Budget(steps, arguments.minutes or 0.0, arguments.hold), arguments.resume,
             arguments.precision or default_precision(), arguments.checkpoint_minutes,
             arguments.check_minutes, report, arguments.start, arguments.tokenizer, arguments.shard_size,
+            arguments.force,
         )  # fmt: skip
     return 0
 
@@ -407,6 +413,7 @@ def run_lora(arguments: argparse.Namespace) -> int:
     from ss_device.training.examples import encode_examples, load_prompts
     from ss_device.training.finetune import train_lora
     from ss_device.training.progress import training_progress
+    from ss_device.training.run_folder import writing
 
     app, base = _application_and_base(arguments)
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
@@ -416,10 +423,10 @@ def run_lora(arguments: argparse.Namespace) -> int:
         longest_example(arguments.max_length, base.architecture.max_positions),
     )  # fmt: skip
     schedule = read_schedule(arguments)
-    with training_progress(f"{app.name}: LoRA", arguments.json) as report:
+    with writing(arguments.output), training_progress(f"{app.name}: LoRA", arguments.json) as report:
         train_lora(
             base, app, arguments.rank, arguments.alpha, schedule, documents, arguments.output,
-            arguments.resume, report,
+            arguments.resume, report, arguments.force,
         )  # fmt: skip
     return 0
 
@@ -447,12 +454,14 @@ def _print_result(result: dict, as_json: bool) -> None:
 
 
 def run_adapter(arguments: argparse.Namespace) -> int:
-    from ss_device.adapter import load_adapter
+    from ss_device.adapter import GOLDEN_PROMPTS, load_adapter
+    from ss_device.outputs import write_text
     from ss_device.training.adapt import train_adapter
     from ss_device.training.base_loading import check_quantization
     from ss_device.training.examples import encode_examples, load_prompts
     from ss_device.training.parent_bias import load_parent_bias
     from ss_device.training.progress import training_progress
+    from ss_device.training.run_folder import writing
 
     app, base = _application_and_base(arguments)
     config = read_settings(arguments.settings, arguments.set)
@@ -474,13 +483,13 @@ def run_adapter(arguments: argparse.Namespace) -> int:
         longest_example(arguments.max_length, base.architecture.max_positions),
     )
     held = min(arguments.valid, max(1, len(documents) // 10))
-    with training_progress(f"{app.name}: adapter", arguments.json) as report:
+    with writing(arguments.output), training_progress(f"{app.name}: adapter", arguments.json) as report:
         train_adapter(
             base, app, config, schedule, documents[held:] or documents, documents[:held],
-            arguments.output, arguments.resume, report, start, bias,
+            arguments.output, arguments.resume, report, start, bias, arguments.force,
         )  # fmt: skip
-    if golden:
-        (arguments.output / "golden_prompts.jsonl").write_text(golden)
+        if golden:
+            write_text(arguments.output / GOLDEN_PROMPTS, golden)
     return 0
 
 

@@ -16,17 +16,18 @@ from ss_device.application import Application
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
-from ss_device.outputs import folder_in_one_go
+from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
 from ss_device.reference.stream_model import add_lora, load_base
 from ss_device.strict_json import read_json
 from ss_device.training.batching import collate
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint, trainable
 from ss_device.training.corpus import Document
 from ss_device.training.log import open_log
-from ss_device.training.run_folder import open_run
+from ss_device.training.run_folder import open_run, run_folder
 from ss_device.training.schedule import AdapterSchedule, learning_rate, plan_epochs
 
 RECORD_FILE = "finetune.json"
+FILES = (RECORD_FILE, "adapter_config.json", "adapter_model.safetensors")
 
 
 def train_lora(
@@ -39,15 +40,18 @@ def train_lora(
     output: Path,
     resume: bool = False,
     report: Callable[[dict], None] = lambda line: None,
+    force: bool = False,
 ) -> None:
     """Fine-tune LoRA on all projections (mean CE over generated tokens) and write a PEFT folder.
 
     Same order of batches and same rates as an adapter with this schedule. Checkpoints and log are in
-    `<output>.run/`. Beside peft's own files, finetune.json says base, application and training.
+    `<output>.run/`. Beside peft's own files, finetune.json says base, application and training. force: an
+    earlier run and what it wrote are replaced.
     """
-    run = output.with_name(output.name + ".run")
+    run = run_folder(output)
     settings = {"rank": rank, "alpha": alpha, "schedule": asdict(schedule), "documents": len(documents)}
-    open_run(run, settings, resume)
+    check_output_folder(output, "a LoRA", lambda folder: holds_only(folder, FILES), force or resume)
+    open_run(run, settings, resume, force)
     torch.manual_seed(schedule.seed)
     config = SpeculativeConfig(mode="shared", lora_rank=rank, lora_alpha=alpha)
     model = add_lora(load_base(base), base.architecture, config).to(

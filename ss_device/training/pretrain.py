@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ss_device.errors import UserError
-from ss_device.outputs import folder_in_one_go
+from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
 from ss_device.strict_json import read_json
 from ss_device.training import explicit_attention
 from ss_device.training.base_checks import BaseChecks
@@ -26,6 +26,7 @@ from ss_device.training.corpus import BOS, EOS, PAD
 from ss_device.training.document_stream import DocumentStream
 from ss_device.training.processes import joined_processes
 from ss_device.training.recipe import Recipe, Schedule
+from ss_device.training.run_folder import STATES, check_new_run, run_folder
 from ss_device.training.tokenizer import train_tokenizer
 
 
@@ -43,6 +44,13 @@ def flushed_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
+# What a finished run writes (`save_base`).
+BASE_FILES = (
+    "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+    "tokenizer.json", "tokenizer_config.json",
+)  # fmt: skip
+
+
 @flushed_denormals()
 def pretrain(
     recipe: Recipe,
@@ -57,6 +65,7 @@ def pretrain(
     start: Path | None = None,
     tokenizer_of: Path | None = None,
     shard_size: str = "50GB",
+    force: bool = False,
 ) -> None:
     """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
 
@@ -67,15 +76,16 @@ def pretrain(
 
     `start`: a Hugging Face folder of the recipe's shape whose weights and tokenizer are the starting
     point. tokenizer_of: a folder whose tokenizer is taken instead of training one, for a draft model,
-    say. precision: fp32 or bf16 (autocast). Raises UserError when one of them does not fit.
+    say. precision: fp32 or bf16 (autocast). force: an earlier run and what it wrote are replaced. Raises
+    UserError when one of them does not fit.
     """
     accelerator = joined_processes()
     recipe = recipe.on(accelerator.device.type)
     budget = budget or Budget(steps=recipe.schedule.steps)
     if not budget.steps and not budget.minutes:
         raise UserError(f"recipe '{recipe.name}' has no 'steps': give --steps or --minutes")
-    run = output.with_name(output.name + ".run")
-    _open_run(run, output, resume, accelerator)
+    run = run_folder(output)
+    _open_run(run, output, resume, accelerator, force)
     if accelerator.is_main_process and (start or tokenizer_of):
         _copy_tokenizer(start or tokenizer_of, recipe, run / "tokenizer")
     tokenizer = _tokenizer(recipe, data, run, accelerator)
@@ -103,15 +113,22 @@ def default_precision() -> str:
     return "bf16" if torch.cuda.is_available() else "fp32"
 
 
-def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator) -> None:
-    trained = any((run / name).exists() for name in ("checkpoint", "held"))
-    if not resume and (trained or output.exists()):
-        taken = run if trained else output
-        raise UserError(f"{taken} is there already: --resume goes on with it; or choose another --output")
+def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator, force: bool) -> None:
+    trained = any((run / name).exists() for name in STATES)
+
+    def is_ours(folder: Path) -> bool:
+        """A base folder of which nobody knows where it comes from is the user's."""
+        return trained and holds_only(folder, BASE_FILES)
+
+    if not resume:
+        check_new_run(run, force)
+    check_output_folder(output, "a base model", is_ours, force or resume)
     accelerator.wait_for_everyone()
-    if not resume and accelerator.is_main_process:
-        shutil.rmtree(run, ignore_errors=True)  # of a run that was killed before its first checkpoint
-    run.mkdir(parents=True, exist_ok=True)
+    if accelerator.is_main_process:
+        if not resume:
+            shutil.rmtree(run, ignore_errors=True)
+        run.mkdir(parents=True, exist_ok=True)
+    accelerator.wait_for_everyone()
 
 
 def _restore(run: Path, model, optimizer, stream: DocumentStream) -> Progress:

@@ -3,17 +3,66 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ss_device.errors import UserError
+from ss_device.outputs import holds_only, output_lock, real_output, write_text
+from ss_device.strict_json import read_json
+
+STATES = ("checkpoint", "held", "best")
+NAMES = (
+    "settings.json",
+    "log.jsonl",
+    "tokenizer",
+    *STATES,
+    *(f"{name}.*" for name in STATES),
+    ".*",  # half written, of a killed process
+)
 
 
-def open_run(folder: Path, settings: dict, resume: bool) -> None:
-    """Make the run's folder, or check that the run found there is the one to go on with."""
+def run_folder(output: Path) -> Path:
+    """`<output>.run`, beside what the run writes."""
+    output = real_output(output)
+    return output.with_name(output.name + ".run")
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Hold the right to write `output` during a whole run; of several processes the first one has it."""
+    if int(os.environ.get("RANK", "0")):
+        yield
+    else:
+        with output_lock(output):
+            yield
+
+
+def check_new_run(folder: Path, force: bool) -> None:
+    """UserError where a run may not start anew.
+
+    One with a checkpoint is there, unless `force`, or something else than a run.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir() or not holds_only(folder, NAMES):
+        raise UserError(
+            f"{folder}: exists and is not the folder of a training run; choose another --output"
+        )
+    if not force and any((folder / name).exists() for name in STATES):
+        raise UserError(f"{folder} is there already: --resume goes on with it, --force starts anew")
+
+
+def open_run(folder: Path, settings: dict, resume: bool, force: bool = False) -> None:
+    """Make the run's folder, or check that the run found there is the one to go on with.
+
+    Raises UserError for a run with other settings, and as `check_new_run`.
+    """
     path = folder / "settings.json"
     if resume and path.is_file():
-        found = json.loads(path.read_text())
+        found = read_json(path)
         for name in sorted(settings.keys() | found.keys()):
             mine, theirs = settings.get(name), found.get(name)
             if mine != theirs:
@@ -22,6 +71,7 @@ def open_run(folder: Path, settings: dict, resume: bool) -> None:
                     "give it its own or drop --resume"
                 )
         return
+    check_new_run(folder, force)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    path.write_text(json.dumps(settings, indent=1) + "\n")
+    write_text(path, json.dumps(settings, indent=1) + "\n")

@@ -160,7 +160,7 @@ def bad_inputs(folder):
     yield [*train_base, "--minutes", "0"], "0 is not above 0"
     yield [*train_base, "--minutes", "soon"], "'soon' is not a number"
     yield [*train_base, "--minutes", "1", "--steps", "2"], "--steps and --minutes exclude each other"
-    yield [*train_base[:-1], base, "--steps", "2"], "is there already"
+    yield [*train_base[:-1], base, "--steps", "2"], "is not a base model of this command"
     yield [*train_base, "--steps", "2", "--shard-size", "big"], "--shard-size big"
     yield ["adapter", "sqlctx"], "required"
     sql = [*paper, "sqlctx", "--data", data, "--set"]

@@ -154,7 +154,8 @@ def test_an_existing_run_is_not_overwritten(recipe, tmp_path):
     with pytest.raises(UserError, match="--resume"):
         pretrain(recipe, tmp_path, tmp_path / "out")
     (tmp_path / "mine").mkdir()
-    with pytest.raises(UserError, match="mine is there already"):
+    (tmp_path / "mine/notes.txt").write_text("of the user")
+    with pytest.raises(UserError, match="mine: exists and is not a base model of this command"):
         pretrain(recipe, tmp_path, tmp_path / "mine")
     assert (tmp_path / "out/model.safetensors").read_bytes() == before
 
