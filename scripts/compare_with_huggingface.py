@@ -38,7 +38,8 @@ def main() -> int:
 
     rows = prompts_from_file(arguments.input, adapter.prompt, arguments.limit)
     prompts = [tokenizer.encode(prompt) for _, prompt in rows]
-    model = AutoModelForCausalLM.from_pretrained(arguments.base, dtype=torch.float32).eval()
+    settings = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
+    model = AutoModelForCausalLM.from_pretrained(arguments.base, **settings).eval()
     expected = [continuation(model, p, arguments.max_tokens) for p in prompts]
     failed = False
     for spec in arguments.backends:

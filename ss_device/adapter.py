@@ -203,17 +203,18 @@ def find_adapter(name: str, models: Path) -> Path:
 
 
 def find_base(adapter: Adapter, models: Path) -> Path:
-    """Folder of the adapter's base under `models/base`, else its id on the hub (for `open_base`).
+    """Folder of the adapter's base under `models/base`.
 
-    UserError lists the bases found.
+    UserError lists the bases found. A base that is on the hub is never fetched because an adapter's file
+    says so: the user names it with --base.
     """
-    folder = models / "base" / adapter.base.name
+    name = adapter.base.name
+    folder = models / "base" / name
     if not folder.is_dir():
-        if is_hub_id(adapter.base.name):
-            return Path(adapter.base.name)
         known = sorted(p.parent.name for p in (models / "base").glob("*/config.json"))
+        hub = f" {name} to take it from the hub" if is_hub_id(name) else ""
         raise UserError(
-            f"base model '{adapter.base.name}' of adapter '{adapter.app}' is not under "
-            f"{models / 'base'} (found: {', '.join(known) or 'none'}); name it with --base"
+            f"base model '{name}' of adapter '{adapter.app}' is not under "
+            f"{models / 'base'} (found: {', '.join(known) or 'none'}); name it with --base{hub}"
         )
     return folder

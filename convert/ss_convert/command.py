@@ -255,8 +255,8 @@ def _request(arguments: argparse.Namespace) -> Request:
 def _check_replaced(plan: Plan, force: bool) -> None:
     """UserError where the output holds a bundle, unless it is extended or is to be replaced.
 
-    Also for a bundle that holds files of the user's own, which would go with it. A damaged one from the same
-    inputs is mended.
+    Also for a bundle that holds files of the user's own, which would go with it. A damaged one from the
+    same inputs is mended.
     """
     if plan.into is None:
         damaged = inputs_of(plan.output) == plan.inputs

@@ -16,6 +16,9 @@ from ss_device.base_model import BaseFolder
 from ss_device.families import canonical_parts, fused_projections, names_of
 from ss_device.families.config_reading import FULL, SLIDING
 
+NO_CODE = {"trust_remote_code": False, "use_safetensors": True}
+"""For transformers: run no Python file of a model's folder, and read no pickle."""
+
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -33,7 +36,7 @@ def load_base(base: BaseFolder, dtype: str = "float32") -> nn.Module:
 
     if base.is_packed:
         return model_of(plain_config(base.path), base.stored_weights(), base.architecture, dtype)
-    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=getattr(torch, dtype), **NO_CODE)
     return model.eval().requires_grad_(False)
 
 
@@ -41,7 +44,7 @@ def plain_config(folder: Path):
     """The folder's config as transformers reads it, without what other libraries say of quantization."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config

@@ -9,6 +9,7 @@ from torch import nn
 
 from ss_device.base_model import BaseFolder
 from ss_device.errors import UserError
+from ss_device.reference.hugging_face import NO_CODE
 from ss_device.reference.stream_model import load_base
 from ss_device.training.schedule import AdapterSchedule
 
@@ -49,5 +50,6 @@ def _quantized(base: BaseFolder, device_index: int) -> nn.Module:
         quantization_config=settings,
         dtype=torch.bfloat16,
         device_map={"": device_index},
+        **NO_CODE,
     )
     return model.eval().requires_grad_(False)

@@ -186,7 +186,7 @@ def started_model(recipe: Recipe, start: Path) -> LlamaForCausalLM:
     """The model in `start` in float32; UserError when its shape is not the recipe's."""
     if not (start / "config.json").is_file():
         raise UserError(f"{start}: no base model here (config.json is missing)")
-    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32, use_safetensors=True)
     wanted = {"vocab_size": recipe.vocab_size, **recipe.model}
     for name, value in wanted.items():
         found = getattr(model.config, name)

@@ -166,7 +166,7 @@ def bad_inputs(folder):
     sql = [*paper, "sqlctx", "--data", data, "--set"]
     yield [*sql, "num_msa_layers"], "expected NAME=VALUE"
     yield [*sql, "num_msa_layers=many"], "'many' is no value"
-    yield [*sql, 'num_streams="4"'], "num_streams '4' is not of type int"
+    yield [*sql, 'num_streams="4"'], "Expected 'int', got 'str' - at 'num_streams'"
     yield [*adapter, "sqlctx", "--data", data, "--set", "markov_shared=true"], "(--parent-bias)"
     yield [*adapter, "sqlctx", "--data", data, "--parent-bias", out], "no such parent bias file"
     yield ["parent-bias", data, "--base", base, "--output", out], "is not APP=FILE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 
 import pytest
 
@@ -54,6 +55,39 @@ def test_templates_can_refuse_and_cannot_reach_out(bundle):
     ):
         with pytest.raises(UserError, match=says):
             write_template(bundle, template).text(MESSAGES)
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{{ c }}"
+FILLING = [
+    ENDLESS + "{% endfor %}" * 3,
+    "{{ ('a' * 99999) * 99999 }}",
+    "{{ 'a'.center(9999999999) }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "{{ range(99999) | join('a' * 99999) }}",
+    "{{ (messages | length) ** 99999999999 }}",
+]
+
+
+@pytest.mark.parametrize("template", FILLING, ids=range(len(FILLING)))
+def test_a_template_that_takes_too_much_is_ended(bundle, monkeypatch, template):
+    """Time and memory are bounded, nothing is left running, and the next conversation is answered."""
+    monkeypatch.setattr("ss_runtime.template_process.SECONDS", 1.0)
+    chat = write_template(bundle, "{% if messages | length > 1 %}" + template + "{% else %}fine{% endif %}")
+    started = time.monotonic()
+    with pytest.raises(UserError, match="chat template (took more than|refuses)"):
+        chat.text(MESSAGES)
+    assert time.monotonic() - started < 10
+    assert chat.text(MESSAGES[:1]) == "fine"
+
+
+@pytest.mark.parametrize("template", [3, {"a": 1}, [3]])
+def test_a_template_that_is_no_text_is_named(bundle, template):
+    if template == [3]:
+        assert write_template(bundle, template).text(MESSAGES) == "Hi\nYes?"
+    else:
+        with pytest.raises(UserError, match="chat_template is (int|dict), expected text"):
+            write_template(bundle, template)
 
 
 def test_conversation_holds_what_was_said(bundle, monkeypatch, capsys):

@@ -120,15 +120,16 @@ def test_a_base_of_the_hub_is_fetched_without_other_layouts(hub):
     assert set(hub.requested) == {file.name for file in base.path.iterdir()}
 
 
-def test_commands_take_an_id_and_remember_it(hub, tmp_path):
+def test_commands_take_an_id_and_remember_it(hub, tmp_path, capsys):
     adapter = random_adapter(open_base(NAME), CONFIG)
     assert adapter.base.name == NAME
     save_adapter(adapter, open_base(NAME).architecture, tmp_path / "models" / "adapters" / "tiny")
     common = ["--adapter", "tiny", "--target", "mlx", "--no-golden"]
     assert ss_convert([*common, "--base", NAME, "--output", "named"]) == 0
-    assert ss_convert([*common, "--output", "found"]) == 0  # the adapter names its base
-    for bundle in ("named", "found"):
-        assert open_bundle(tmp_path / bundle).manifest.base.name == NAME
+    assert open_bundle(tmp_path / "named").manifest.base.name == NAME
+    capsys.readouterr()
+    assert ss_convert([*common, "--output", "unasked"]) == 2  # the adapter names its base: no download
+    assert f"name it with --base {NAME}" in capsys.readouterr().err
     row = {"question": "How many?", "context": "CREATE TABLE t (a INT)", "answer": "SELECT a FROM t"}
     (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
     texts = ["--data", "data.jsonl", "--output", "own.jsonl", "--limit", "1", "--max-tokens", "2"]
@@ -144,7 +145,10 @@ def test_a_local_folder_goes_first(hub, tmp_path):
 
 def test_a_base_under_models_goes_first(hub, tmp_path):
     adapter = random_adapter(open_base(NAME), CONFIG)
-    assert str(find_base(adapter, tmp_path / "models")) == NAME
+    hub.requested.clear()
+    with pytest.raises(UserError, match=f"name it with --base {NAME} to take it from the hub"):
+        find_base(adapter, tmp_path / "models")
+    assert not hub.requested
     (tmp_path / "models" / "base" / NAME).mkdir(parents=True)
     assert find_base(adapter, tmp_path / "models") == tmp_path / "models" / "base" / NAME
 

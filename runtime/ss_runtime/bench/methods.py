@@ -223,6 +223,8 @@ def _hugging_face(name: str, setting: Setting) -> Method:
     try:
         import torch
         from transformers import AutoModelForCausalLM
+
+        from ss_device.reference.hugging_face import NO_CODE
     except ImportError as error:
         raise UserError(f"method '{name}' needs torch and transformers: {one_line(error)}") from error
     kind = getattr(torch, setting.dtype)
@@ -234,7 +236,7 @@ def _hugging_face(name: str, setting: Setting) -> Method:
     if name == "hf-assisted":
         draft = _draft_folder(setting, name)
         try:
-            assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=kind)
+            assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=kind, **NO_CODE)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"--draft {draft}: cannot be loaded ({one_line(error)})") from error
         options["assistant_model"] = assistant.eval()
