@@ -89,7 +89,8 @@ ADAPTER = (
     "--patience", "9", "--golden-prompts", "{inputs}/prompts.jsonl",
 )  # fmt: skip
 BASE = (
-    "base", "{inputs}/recipe.toml", "--data", "{inputs}/data", "--output", "out", "--checkpoint-minutes", "0",
+    "base", "{inputs}/recipe.toml", "--data", "{inputs}/data", "--output", "out",
+    "--checkpoint-minutes", "0",
 )  # fmt: skip
 GENERATE = (
     "--bundle", "{inputs}/mlx_bundle", "--prompt", "SELECT a", "--max-tokens", "4", "--backend", "mlx",

@@ -57,7 +57,7 @@ def make_inputs(folder: Path) -> Path:
 
 
 def _models(folder: Path) -> None:
-    """A base of two layers, adapters `one` and `two`, rows of an application, prompts, a recipe."""
+    """A base of two layers, adapters `one`, `two` and `three`, rows, prompts, a recipe."""
     from ss_device.adapter import save_adapter
     from tests.tiny_models import make_tiny_base, random_adapter
 
@@ -65,7 +65,7 @@ def _models(folder: Path) -> None:
         folder / "models" / "base" / "tiny-base", dtype="float16", num_hidden_layers=2, hidden_size=16,
         intermediate_size=24, num_attention_heads=2, num_key_value_heads=1,
     )  # fmt: skip
-    for seed, app in enumerate(("one", "two")):
+    for seed, app in enumerate(("one", "two", "three")):
         adapter = random_adapter(base, CONFIG, seed=seed, app=app)
         save_adapter(adapter, base.architecture, folder / "models" / "adapters" / app)
     rows = [{"question": f"q{i}?", "context": "CREATE TABLE t", "answer": f"SELECT {i}"} for i in range(12)]
@@ -79,17 +79,26 @@ def _models(folder: Path) -> None:
 def _texts(folder: Path) -> int:
     from ss_device.training.command import main
 
-    return main(["distill", APP, "--base", str(folder / "models/base/tiny-base"), "--data",
-                 str(folder / "rows.jsonl"), "--output", str(folder / "own.jsonl"), "--max-tokens", "6"])  # fmt: skip
+    base, rows, output = (str(folder / n) for n in ("models/base/tiny-base", "rows.jsonl", "own.jsonl"))
+    return main(["distill", APP, "--base", base, "--data", rows, "--output", output, "--max-tokens", "6"])
 
 
 def _bundle(folder: Path) -> int:
-    """`bundle` with adapter `one` for both targets, `mlx_bundle` without Core ML."""
+    """`bundle` for both targets; for MLX alone `mlx_bundle`, with traces `golden_bundle`, of two adapters
+    `pair_bundle`."""
     from ss_convert.command import main
 
-    arguments = ["--adapter", "one", "--models", str(folder / "models"), *SIZES, "--no-golden"]
-    return main([*arguments, "--output", str(folder / "bundle")]) or main(
-        [*arguments, "--output", str(folder / "mlx_bundle"), "--target", "mlx"]
+    one, mlx, bare = ("--adapter", "one"), ("--target", "mlx"), ("--no-golden",)
+    traces = ("--golden-prompts", str(folder / "prompts.jsonl"))
+
+    def convert(name: str, *words: str) -> int:
+        return main(["--models", str(folder / "models"), *SIZES, "--output", str(folder / name), *words])
+
+    return max(
+        convert("bundle", *one, *bare),
+        convert("mlx_bundle", *one, *mlx, *bare),
+        convert("golden_bundle", *one, *mlx, *traces),
+        convert("pair_bundle", *one, "--adapter", "two", *mlx, *bare),
     )
 
 

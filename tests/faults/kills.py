@@ -22,7 +22,7 @@ HALF_FROM = 2
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong at a point. point: `command@number`, with `h` for half a write: give it to --point."""
+    """What went wrong. point: `command@number`, with `h` for half a write; --point takes the number."""
 
     point: str
     operation: str

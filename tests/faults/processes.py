@@ -24,13 +24,14 @@ PATIENCE = 180.0
 """Seconds after which a child counts as hanging."""
 HANGS = 124
 PRELOADED = (
-    "torch", "transformers", "peft", "accelerate", "datasets", "coremltools", "mlx.core", "mlx.nn", "tokenizers",
-    "ss_convert.command", "ss_convert.coreml.convert", "ss_convert.coreml.package", "ss_convert.golden",
+    "torch", "transformers", "peft", "accelerate", "datasets", "coremltools", "mlx.core", "mlx.nn",
+    "tokenizers",     "ss_convert.command", "ss_convert.coreml.convert", "ss_convert.coreml.package", "ss_convert.golden",
     "ss_device.training.command", "ss_device.training.adapt", "ss_device.training.finetune",
     "ss_device.training.pretrain", "ss_device.training.distill", "ss_device.training.parent_bias",
     "ss_device.evaluation.replay_report", "ss_runtime.generate_command", "ss_runtime.bench_command",
     "ss_runtime.bench.tuner", "ss_runtime.bench.methods", "ss_runtime.backends", "ss_runtime.mlx_model",
-    "ss_runtime.cache_options", "ss_runtime.exported_functions", "ss_runtime.chat", "scripts.train_models",
+    "ss_runtime.cache_options", "ss_runtime.exported_functions", "ss_runtime.chat",
+    "ss_runtime.validate_command",    "scripts.train_models",
 )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ class Child:
     """`body` in a forked process in `folder`; its return value is the exit code."""
 
     def __init__(self, body: Callable[[], int | None], folder: Path) -> None:
-        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         self.finished: Finished | None = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -77,7 +78,8 @@ class Child:
             os.dup2(self._out.fileno(), 1)
             os.dup2(self._err.fileno(), 2)
             sys.stdin, sys.stdout, sys.stderr = (
-                open(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww")
+                open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+                for number, mode in enumerate("rww")
             )
             os.chdir(folder)
             status = body() or 0
@@ -94,13 +96,16 @@ class Child:
 
     def wait(self, patience: float = PATIENCE) -> Finished:
         """The end of the child; one that does not come to it is killed."""
-        deadline = time.monotonic() + patience
-        while not self.ended():
-            if time.monotonic() > deadline:
-                self.kill(HANGS)
-                break
-            time.sleep(0.002)
+        if not self.wait_at_most(patience):
+            self.kill(HANGS)
         return self.finished
+
+    def wait_at_most(self, seconds: float) -> bool:
+        """Whether the child comes to its end within that time."""
+        deadline = time.monotonic() + seconds
+        while not self.ended() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return self.ended()
 
     def ended(self) -> bool:
         """Whether the child has come to its end (and takes note of how)."""

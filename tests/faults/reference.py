@@ -61,7 +61,7 @@ class Reference:
         found = contents(folder)
         if self.command.reproducible:
             return differences(self.after, found, self.volatile)
-        lines = differences({n: b"" for n in self.after}, {n: b"" for n in found}, Volatile())
+        lines = differences(dict.fromkeys(self.after, b""), dict.fromkeys(found, b""), Volatile())
         return lines
 
 
