@@ -25,7 +25,8 @@ PATIENCE = 180.0
 HANGS = 124
 PRELOADED = (
     "torch", "transformers", "peft", "accelerate", "datasets", "coremltools", "mlx.core", "mlx.nn",
-    "tokenizers",     "ss_convert.command", "ss_convert.coreml.convert", "ss_convert.coreml.package", "ss_convert.golden",
+    "tokenizers", "ss_convert.command", "ss_convert.coreml.convert", "ss_convert.coreml.package",
+    "ss_convert.golden",
     "ss_device.training.command", "ss_device.training.adapt", "ss_device.training.finetune",
     "ss_device.training.pretrain", "ss_device.training.distill", "ss_device.training.parent_bias",
     "ss_device.evaluation.replay_report", "ss_runtime.generate_command", "ss_runtime.bench_command",
