@@ -37,7 +37,7 @@ from ss_device.command_line import CommandParser, positive, positive_number, run
 from ss_device.errors import UserError
 from ss_device.files import sha256
 from ss_device.json_lines import read_json_lines, source_of
-from ss_device.outputs import folder_in_one_go
+from ss_device.outputs import file_in_one_go, folder_in_one_go, write_text
 
 STAGES = ("data", "base", "texts", "adapters", "measure", "check", "install")
 TREES = ("best-first:32", "best-first:12", "best-first:64", "chain:5", "chain:9",
@@ -171,7 +171,7 @@ class Pipeline:
                 rows = (r for r in read_json_lines(file) if not app.tested or source_of(r) in app.tested)
                 write_rows(rows, self.prepared(app, split))
             counts[app.name] = made
-            counts_file.write_text(json.dumps(counts, indent=1) + "\n")
+            write_text(counts_file, json.dumps(counts, indent=1) + "\n")
             print(json.dumps({app.name: made}))
         self._copy_plain_sources()
 
@@ -184,10 +184,8 @@ class Pipeline:
             if source.path and not target.exists():
                 if not (self.arguments.data / source.path).is_file():
                     raise UserError(f"{self.arguments.data / source.path}: no such file")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                partial = target.with_name(target.name + ".partial")
-                shutil.copyfile(self.arguments.data / source.path, partial)
-                partial.replace(target)
+                with file_in_one_go(target) as partial:
+                    shutil.copyfile(self.arguments.data / source.path, partial)
 
     def train_base(self) -> None:
         """Stretches until the base has had `--minutes` of training (the recipe's steps without it)."""
@@ -255,7 +253,7 @@ class Pipeline:
                 words += ["--continuations", self.of_base / f"own_test_{app.name}.jsonl"]
                 words += ["--longest-prompt", app.longest_test_prompt]
                 words += [word for tree in trees for word in ("--tree", tree)]
-                write_whole(result, ss_train(*words))
+                write_text(result, ss_train(*words))
 
     def check(self) -> None:
         """Validation at the end of training against decoding the same texts, within two per cent."""
@@ -268,7 +266,7 @@ class Pipeline:
                 if not result.is_file():
                     say(f"{folder.name}: validation documents decoded")
                     found = decode_validation(folder, self.base, self.own_texts(app), app.max_length)
-                    write_whole(result, json.dumps(found, indent=1) + "\n")
+                    write_text(result, json.dumps(found, indent=1) + "\n")
                 found = json.loads(result.read_text())
                 if abs(found["decoded"] / found["predicted"] - 1) > TOLERANCE:
                     raise UserError(f"{result}: decoding and its prediction differ by more than 2 %")
@@ -284,7 +282,7 @@ class Pipeline:
             for tree, counts in measured["trees"].items()
             for depth, share in enumerate(counts["acceptance_by_depth"], 1)
         ]
-        write_whole(folder / "acceptance.csv", "\n".join(["tree,depth,acceptance", *rows]) + "\n")
+        write_text(folder / "acceptance.csv", "\n".join(["tree,depth,acceptance", *rows]) + "\n")
 
     def install(self) -> None:
         """Copy what is finished into --models and write its tables; refused while anything is missing."""
@@ -301,15 +299,15 @@ class Pipeline:
                 folder = self.adapter(app, adapter)
                 copy_folder(folder, models / "adapters" / folder.name)
                 log = folder.with_name(folder.name + ".run") / "log.jsonl"
-                write_whole(models / "training_logs" / f"{folder.name}.jsonl", log.read_text())
+                write_text(models / "training_logs" / f"{folder.name}.jsonl", log.read_text())
             copy_folder(self.of_base / "measurements" / app.name, models / "measurements" / app.name)
         log = self.base.with_name(self.base.name + ".run") / "log.jsonl"
-        write_whole(models / "training_logs" / f"{self.plan.base}.jsonl", log.read_text())
+        write_text(models / "training_logs" / f"{self.plan.base}.jsonl", log.read_text())
         checked = sorted((self.of_base / "checks").glob("*.json"))
         checks = {path.stem: json.loads(path.read_text()) for path in checked}
-        write_whole(models / "measurements" / "checks.json", json.dumps(checks, indent=1) + "\n")
+        write_text(models / "measurements" / "checks.json", json.dumps(checks, indent=1) + "\n")
         counts = self.work / "data" / "counts.json"
-        write_whole(models / "measurements" / "data_counts.json", counts.read_text())
+        write_text(models / "measurements" / "data_counts.json", counts.read_text())
         if (models / "README.md").is_file():
             write_tables(models)
 
@@ -327,14 +325,6 @@ class Pipeline:
 
 def say(text: str) -> None:
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def copy_folder(source: Path, target: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import numpy as np
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
+from ss_device.outputs import file_in_one_go
 from ss_device.tree import DraftTree
 from ss_runtime.kv_cache import KVCache, write_rows
 from ss_runtime.mlx_model import MLXStepModel
@@ -91,12 +91,10 @@ class CachedText:
             "kv_bits": str(self.kv.bits or ""),
             "messages": json.dumps(list(messages), ensure_ascii=False),
         }
-        partial = path.with_name(f".{path.name}.partial.safetensors")
         try:
-            mx.save_safetensors(str(partial), arrays, about)
-            os.replace(partial, path)
+            with file_in_one_go(path) as partial:
+                mx.save_safetensors(str(partial), arrays, about)
         except (RuntimeError, OSError) as error:
-            partial.unlink(missing_ok=True)
             raise UserError(f"{path}: cannot be written ({one_line(error)})") from error
 
     def load(self, path: Path, context: int) -> list[dict]:

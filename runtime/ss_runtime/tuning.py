@@ -12,6 +12,7 @@ from ss_device.bundle import Bundle
 from ss_device.decoding import Drafter
 from ss_device.draft_policy import KINDS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.errors import UserError
+from ss_device.outputs import WAIT_SECONDS, output_lock, write_text
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.strict_json import read_json
 from ss_device.tree import ParentBias
@@ -144,11 +145,10 @@ def write_tuning(
     evidence: as `bench.tuner.tune` returns it.
     """
     path = bundle.path / FILE
-    raw = read_json(path) if path.is_file() else {}
-    if raw.get("format_version") != FORMAT_VERSION:
-        raw = {"format_version": FORMAT_VERSION, "devices": {}}
-    entries = raw["devices"].setdefault(device_name(), {})
-    entries[f"{app}:{dtype}"] = {"choice": asdict(choice), "evidence": evidence}
-    partial = path.with_name(f".{FILE}.partial")
-    partial.write_text(json.dumps(raw, indent=1) + "\n")
-    os.replace(partial, path)
+    with output_lock(path, WAIT_SECONDS):  # of two entries that are added at once none may be lost
+        raw = read_json(path) if path.is_file() else {}
+        if raw.get("format_version") != FORMAT_VERSION:
+            raw = {"format_version": FORMAT_VERSION, "devices": {}}
+        entries = raw["devices"].setdefault(device_name(), {})
+        entries[f"{app}:{dtype}"] = {"choice": asdict(choice), "evidence": evidence}
+        write_text(path, json.dumps(raw, indent=1) + "\n")

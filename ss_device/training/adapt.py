@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from accelerate.utils import DistributedType
 
-from ss_device.adapter import Adapter, is_adapter, write_speculative_files
+from ss_device.adapter import GOLDEN_PROMPTS, Adapter, is_adapter, write_speculative_files
 from ss_device.application import Application
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
@@ -57,6 +57,7 @@ def train_adapter(
     start: Adapter | None = None,
     parent_bias: dict[str, np.ndarray] | None = None,
     force: bool = False,
+    golden_prompts: str = "",
 ) -> Adapter:
     """Train an adapter and write its folder to `output`; checkpoints and log in `<output>.run/`.
 
@@ -64,6 +65,8 @@ def train_adapter(
     `pruning` after, its parts stay as they are and only the early exit learns. `parent_bias`: factors
     from `load_parent_bias` to start from; with `markov_shared` they are required and stay frozen. force: an
     earlier run and the adapter it wrote are replaced.
+
+    golden_prompts: what `golden_prompts.jsonl` of the folder holds, if anything.
 
     `report` receives every log record on the first process: step, steps, parts, seconds,
     tokens_per_second, eta (seconds), and `valid` (see `validation.summary`) where that was measured.
@@ -97,7 +100,7 @@ def train_adapter(
     model = _whole_model(accelerator, run.loss_module.model, base, config, schedule, start, parent_bias)
     adapter = _adapter(base, app, config, schedule, model, progress, len(train), ranks)
     if accelerator.is_main_process:
-        _write(adapter, base, model, output)
+        _write(adapter, base, model, output, golden_prompts)
     accelerator.wait_for_everyone()
     return adapter
 
@@ -191,12 +194,14 @@ def _adapter(base, app, config, schedule, model, progress, documents, ranks) -> 
     )
 
 
-def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path) -> None:
+def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path, golden: str) -> None:
     with folder_in_one_go(output) as folder:
         if adapter.config.lora_rank:
             model.base.save_pretrained(folder, safe_serialization=True)
             (folder / "README.md").unlink(missing_ok=True)
         write_speculative_files(adapter, base.architecture, folder)
+        if golden:
+            (folder / GOLDEN_PROMPTS).write_text(golden, encoding="utf-8")
 
 
 def _settings(base, config, schedule, train, valid, start, parent_bias) -> dict:

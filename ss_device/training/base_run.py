@@ -114,6 +114,8 @@ class BaseRun:
         progress, first = self.progress, self.progress.step
         before, counted = progress.seconds, progress.tokens
         saved, clock = time.monotonic(), StepClock()
+        if progress.step and progress.step == progress.stretch["first_step"]:
+            self._save("checkpoint")  # so that a kill does not take the stretch for one not begun
         log = open_log(self.folder / "log.jsonl", first) if self.accelerator.is_main_process else None
         while (done := self.done()) < 1:
             if not progress.held and self.budget.decaying(done, self.recipe.schedule):
@@ -131,9 +133,9 @@ class BaseRun:
                 self._save("checkpoint")
                 saved = time.monotonic()
             clock.start()
-        self._save("checkpoint")
         if self.budget.hold:
             self._save("held")
+        self._save("checkpoint")
 
     def _step(self, done: float) -> float:
         """One optimizer step on this process's share of the next batch; the mean loss of all shares."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -12,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ss_device.errors import UserError
+from ss_device.outputs import folder_in_one_go, recover_folder
 
 
 def save_checkpoint(
@@ -30,19 +29,11 @@ def save_checkpoint(
     states = _optimizer_tensors(optimizer)
     if not write:
         return
-    temporary = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    save_file(tensors, temporary / "model.safetensors")
-    save_file(states, temporary / "optimizer.safetensors")
-    save_file({"cpu": torch.get_rng_state()}, temporary / "random.safetensors")
-    (temporary / "record.json").write_text(json.dumps(record, indent=1))
-    previous = folder.with_name(folder.name + ".previous")
-    shutil.rmtree(previous, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, previous)
-    os.replace(temporary, folder)
-    shutil.rmtree(previous, ignore_errors=True)
+    with folder_in_one_go(folder) as temporary:
+        save_file(tensors, temporary / "model.safetensors")
+        save_file(states, temporary / "optimizer.safetensors")
+        save_file({"cpu": torch.get_rng_state()}, temporary / "random.safetensors")
+        (temporary / "record.json").write_text(json.dumps(record, indent=1))
 
 
 def load_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict | None:
@@ -50,9 +41,7 @@ def load_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim
 
     Raises UserError when the checkpoint's tensors are not those of `model`.
     """
-    previous = folder.with_name(folder.name + ".previous")
-    if not folder.exists() and previous.exists():
-        os.replace(previous, folder)
+    recover_folder(folder)
     if not folder.exists():
         return None
     _load_tensors(folder, model)
@@ -65,13 +54,13 @@ def save_best(folder: Path, model: torch.nn.Module, write: bool = True) -> None:
     """Write the trainable tensors alone, replacing those of an earlier call (`write`: see above)."""
     tensors = {n: _whole(p) for n, p in trainable(model).items()}
     if write:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "model.partial")
-        os.replace(folder / "model.partial", folder / "model.safetensors")
+        with folder_in_one_go(folder) as temporary:
+            save_file(tensors, temporary / "model.safetensors")
 
 
 def load_best(folder: Path, model: torch.nn.Module) -> None:
     """Inverse of `save_best`."""
+    recover_folder(folder)
     _load_tensors(folder, model)
 
 

@@ -454,8 +454,7 @@ def _print_result(result: dict, as_json: bool) -> None:
 
 
 def run_adapter(arguments: argparse.Namespace) -> int:
-    from ss_device.adapter import GOLDEN_PROMPTS, load_adapter
-    from ss_device.outputs import write_text
+    from ss_device.adapter import load_adapter
     from ss_device.training.adapt import train_adapter
     from ss_device.training.base_loading import check_quantization
     from ss_device.training.examples import encode_examples, load_prompts
@@ -469,7 +468,7 @@ def run_adapter(arguments: argparse.Namespace) -> int:
     schedule = read_schedule(arguments)
     check_quantization(schedule)
     start = load_adapter(arguments.start) if arguments.start else None
-    golden = arguments.golden_prompts.read_text() if arguments.golden_prompts else ""
+    golden = arguments.golden_prompts.read_text(encoding="utf-8") if arguments.golden_prompts else ""
     bias = None
     if arguments.parent_bias:
         bias, _ = load_parent_bias(arguments.parent_bias, base, config.markov_rank)
@@ -486,10 +485,8 @@ def run_adapter(arguments: argparse.Namespace) -> int:
     with writing(arguments.output), training_progress(f"{app.name}: adapter", arguments.json) as report:
         train_adapter(
             base, app, config, schedule, documents[held:] or documents, documents[:held],
-            arguments.output, arguments.resume, report, start, bias, arguments.force,
+            arguments.output, arguments.resume, report, start, bias, arguments.force, golden,
         )  # fmt: skip
-        if golden:
-            write_text(arguments.output / GOLDEN_PROMPTS, golden)
     return 0
 
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from ss_device.errors import UserError
 from ss_device.json_lines import drop_torn_line, read_json_lines
+from ss_device.outputs import output_lock, write_text
 from ss_device.strict_json import read_json
 from ss_device.training.continuations import Continuation, continuations
 
@@ -47,33 +48,39 @@ def distill(
     more prompts or samples may be added. `<output>.settings.json` holds the settings and `made_from`
     (base, data, application); a file made with others is refused. Texts that reach max_tokens without
     an end are kept as they are. Prompts of similar length share a batch. `report` gets step, steps,
-    prompts_per_second, eta.
+    prompts_per_second, eta. One process at a time writes a file.
     """
     if output.suffix != ".jsonl":
         raise UserError(f"{output}: continuations are written as plain .jsonl")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    check_settings(output, {**made_from, **asdict(settings)})
-    done = _finished(output)
+    with output_lock(output):
+        check_settings(output, {**made_from, **asdict(settings)})
+        waiting = _waiting(prompts, samples, _finished(output))
+        started = time.monotonic()
+        with output.open("a", encoding="utf-8") as file:
+            for first in range(0, len(waiting), batch_size):
+                batch = waiting[first : first + batch_size]
+                made = continuations(
+                    model, tokenizer, [p.ids for p, _ in batch], eos_ids, settings, [s for _, s in batch]
+                )
+                for (prompt, sample), completion in zip(batch, made, strict=True):
+                    row = {**prompt.fields(), "sample": sample, "completion_ids": completion}
+                    file.write(json.dumps(row) + "\n")
+                file.flush()
+                report(_progress(first + len(batch), len(waiting), time.monotonic() - started))
+    return len(waiting)
+
+
+def _waiting(
+    prompts: Sequence[Prompt], samples: int, done: set[tuple[str, int]]
+) -> list[tuple[Prompt, int]]:
+    """Prompt and sample of the texts that are missing, those of similar length side by side."""
     waiting = [
         (prompt, sample)
         for prompt in dict.fromkeys(prompts)
         for sample in range(samples)
         if (_key(prompt.fields()), sample) not in done
     ]
-    waiting.sort(key=lambda item: (len(item[0].ids), item[0].ids, item[1]))
-    started = time.monotonic()
-    with output.open("a", encoding="utf-8") as file:
-        for first in range(0, len(waiting), batch_size):
-            batch = waiting[first : first + batch_size]
-            made = continuations(
-                model, tokenizer, [p.ids for p, _ in batch], eos_ids, settings, [s for _, s in batch]
-            )
-            for (prompt, sample), completion in zip(batch, made, strict=True):
-                row = {**prompt.fields(), "sample": sample, "completion_ids": completion}
-                file.write(json.dumps(row) + "\n")
-            file.flush()
-            report(_progress(first + len(batch), len(waiting), time.monotonic() - started))
-    return len(waiting)
+    return sorted(waiting, key=lambda item: (len(item[0].ids), item[0].ids, item[1]))
 
 
 def _progress(done: int, total: int, seconds: float) -> dict:
@@ -90,9 +97,7 @@ def check_settings(output: Path, settings: dict) -> None:
     path = output.with_name(output.name + ".settings.json")
     settings = json.loads(json.dumps(settings))
     if not output.is_file():
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_text(path, json.dumps(settings, indent=1) + "\n")
         return
     if not path.is_file():
         raise UserError(f"{output}: {path.name} is missing; choose another --output")

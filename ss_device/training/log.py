@@ -6,10 +6,24 @@ import json
 from pathlib import Path
 from typing import TextIO
 
+from ss_device.outputs import write_text
+
 
 def open_log(path: Path, step: int) -> TextIO:
-    """The log, opened for appending, without records that a resumed run will write again."""
+    """The log, opened for appending, without records that a resumed run will write again.
+
+    What a killed run wrote of a line goes as well.
+    """
     if path.is_file():
-        lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
-        path.write_text("".join(line + "\n" for line in lines))
-    return path.open("a")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        write_text(path, "".join(line + "\n" for line in lines if _is_of(line, step)))
+    return path.open("a", encoding="utf-8")
+
+
+def _is_of(line: str, last_step: int) -> bool:
+    """Whether a line is a whole record of a step up to the last one that is kept."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("step", last_step + 1) <= last_step

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from torch.nn import functional
 
 from ss_device.base_model import BaseFolder, BaseIdentity
 from ss_device.errors import UserError
 from ss_device.files import read_tensors
+from ss_device.outputs import file_in_one_go
 from ss_device.reference.stream_parameters import ParentBiasFactors
 from ss_device.training.corpus import Document
 
@@ -85,10 +86,10 @@ def _negative_log_likelihood(factors, parents, bounds, pairs, counts, chosen):
 def save_parent_bias(tensors: dict[str, np.ndarray], base: BaseIdentity, path: Path) -> None:
     """Write the factors (fp16) with the tokenizer they belong to; replaced in one go."""
     half = {name: tensors[name].astype(np.float16) for name in NAMES}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    save_file(half, temporary, metadata={"tokenizer_sha256": base.tokenizer_sha256, "base": base.name})
-    temporary.replace(path)
+    about = {"tokenizer_sha256": base.tokenizer_sha256, "base": base.name}
+    with file_in_one_go(path) as temporary:
+        # safetensors' own writer would leave a file of another name beside it where it is killed.
+        temporary.write_bytes(save(half, about))
 
 
 def load_parent_bias(path: Path, base: BaseFolder, rank: int) -> tuple[dict[str, np.ndarray], str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ss_device.application import Application
 from ss_device.json_lines import read_json_lines, source_of
+from ss_device.outputs import file_in_one_go
 from ss_device.sql_text import literals_as_asked
 from ss_device.training.near_duplicates import HeldOutIndex
 
@@ -50,12 +51,13 @@ def prepare_rows(
 
 def write_rows(rows: Iterable[dict], path: Path) -> None:
     """Write rows as `.jsonl.gz`, whole or not at all; the same rows give the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    with open(temporary, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
+    with (
+        file_in_one_go(path) as temporary,
+        open(temporary, "wb") as raw,
+        gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as file,
+    ):
         for row in rows:
             file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-    temporary.replace(path)
 
 
 def _rewrite(app: Application, row: dict) -> bool:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ss_device.errors import UserError
-from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
+from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only, recover_folder
 from ss_device.strict_json import read_json
 from ss_device.training import explicit_attention
 from ss_device.training.base_checks import BaseChecks
@@ -27,6 +27,7 @@ from ss_device.training.document_stream import DocumentStream
 from ss_device.training.processes import joined_processes
 from ss_device.training.recipe import Recipe, Schedule
 from ss_device.training.run_folder import STATES, check_new_run, run_folder
+from ss_device.training.stretch_end import has_ended, mark_written
 from ss_device.training.tokenizer import train_tokenizer
 
 
@@ -70,7 +71,8 @@ def pretrain(
     """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
 
     `budget`: how long this stretch is (default: the recipe's steps). A stretch ends annealed; `resume`
-    goes on with an interrupted one, or else starts a further one from the state before the decay.
+    goes on with an interrupted one (its model may be all that is missing), or else starts a further one
+    from the state before the decay.
     Checkpoints and the log live in `<output>.run/`; `report` receives every log record: step, steps,
     loss, lr, tokens, tokens_per_second, eta, and `valid` every `check_minutes` (0: at a stretch's end).
 
@@ -95,7 +97,7 @@ def pretrain(
     on_gpu = accelerator.device.type == "cuda"
     model.set_attn_implementation("sdpa" if on_gpu else explicit_attention.NAME)
     optimizer = build_optimizer(model, recipe.schedule)
-    progress = _restore(run, model, optimizer, stream) if resume else Progress()
+    progress = _restore(run, output, model, optimizer, stream) if resume else Progress()
     if not progress.stretch:
         progress.stretch = {**asdict(budget), "first_step": progress.step, "before": progress.seconds}
     objective, optimizer = accelerator.prepare(NextTokenLoss(model, precision, on_gpu), optimizer)
@@ -106,6 +108,7 @@ def pretrain(
     training.run()
     if accelerator.is_main_process and not training.budget.hold:
         save_base(accelerator.unwrap_model(objective).model, run / "tokenizer", output, shard_size)
+        mark_written(run, progress)
 
 
 def default_precision() -> str:
@@ -114,6 +117,8 @@ def default_precision() -> str:
 
 
 def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator, force: bool) -> None:
+    for name in STATES:
+        recover_folder(run / name)
     trained = any((run / name).exists() for name in STATES)
 
     def is_ours(folder: Path) -> bool:
@@ -131,13 +136,13 @@ def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator, f
     accelerator.wait_for_everyone()
 
 
-def _restore(run: Path, model, optimizer, stream: DocumentStream) -> Progress:
+def _restore(run: Path, output: Path, model, optimizer, stream: DocumentStream) -> Progress:
     """The state of the interrupted stretch, or the one before the decay of a finished one."""
     record = load_checkpoint(run / "checkpoint", model, optimizer)
     if record is None:
         return Progress()
     progress = Progress(**record)
-    if progress.done() >= 1:
+    if has_ended(run, output, progress):
         progress = Progress(**(load_checkpoint(run / "held", model, optimizer) or record))
         progress.stretch, progress.held = {}, False
     stream.restore(progress.stream)
@@ -146,7 +151,8 @@ def _restore(run: Path, model, optimizer, stream: DocumentStream) -> Progress:
 
 @dataclass(frozen=True)
 class TrainedTime:
-    """Minutes of training behind a run, those before the last stretch's decay, and whether that ended."""
+    """Minutes of training behind a run, those before the last stretch's decay, and whether that ended
+    and wrote its model."""
 
     minutes: float
     before_decay: float
@@ -155,14 +161,15 @@ class TrainedTime:
 
 def trained_time(output: Path) -> TrainedTime | None:
     """How far the run that writes `output` has come, by its checkpoints; None where there is none."""
-    found = {}
+    found, run = {}, output.with_name(output.name + ".run")
     for name in ("checkpoint", "held"):
-        record = output.with_name(output.name + ".run") / name / "record.json"
+        recover_folder(run / name)
+        record = run / name / "record.json"
         found[name] = Progress(**read_json(record)) if record.is_file() else None
     last, held = found["checkpoint"], found["held"]
     if last is None:
         return None
-    return TrainedTime(last.seconds / 60, (held or last).seconds / 60, last.done() >= 1)
+    return TrainedTime(last.seconds / 60, (held or last).seconds / 60, has_ended(run, output, last))
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
@@ -210,7 +217,8 @@ def _tokenizer(recipe: Recipe, data: Path, run: Path, accelerator: Accelerator) 
     folder = run / "tokenizer"
     with accelerator.main_process_first():
         if not (folder / "tokenizer.json").is_file():
-            train_tokenizer(recipe, data, folder)
+            with folder_in_one_go(folder) as temporary:
+                train_tokenizer(recipe, data, temporary)
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
@@ -226,9 +234,9 @@ def _copy_tokenizer(start: Path, recipe: Recipe, folder: Path) -> None:
     for token in (BOS, EOS, PAD):
         if tokenizer.token_to_id(token) is None:
             raise UserError(f"{start}: the tokenizer has no token '{token}'")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        shutil.copy(start / name, folder / name)
+    with folder_in_one_go(folder) as temporary:
+        for name in names:
+            shutil.copy(start / name, temporary / name)
 
 
 def save_base(model: LlamaForCausalLM, tokenizer: Path, output: Path, shard_size: str = "50GB") -> None:

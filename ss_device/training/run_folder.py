@@ -17,6 +17,7 @@ STATES = ("checkpoint", "held", "best")
 NAMES = (
     "settings.json",
     "log.jsonl",
+    "written.json",
     "tokenizer",
     *STATES,
     *(f"{name}.*" for name in STATES),

@@ -132,6 +132,8 @@ def _all() -> tuple[Command, ...]:
         _train("lora", ("lora", APP, *TRAIN, "--data", "{inputs}/own.jsonl", "--output", "out", "--rank",
                         "2", "--epochs", "2", "--tokens-per-batch", "256"), again=("--resume",)),
         _train("base", BASE, read=_read_base, again=("--resume",)),
+        _train("base-further", (*BASE, "--resume", "--steps", "3"), read=_read_base,
+               before=(("base", "out"), ("base.run", "out.run"))),
         _train("distill", ("distill", APP, *TRAIN, "--data", "{inputs}/rows.jsonl", "--output",
                            "out.jsonl", "--max-tokens", "4", "--batch-size", "4"), "out.jsonl", grows=True),
         _train("parent-bias", ("parent-bias", f"{APP}={{inputs}}/own.jsonl", *TRAIN, "--rank", "2",

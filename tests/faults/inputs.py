@@ -48,7 +48,7 @@ def make_inputs(folder: Path) -> Path:
     if not (folder / "made").exists():
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["SS_APPS"] = str(REPOSITORY / "apps")
-        for step in (_models, _texts, _bundle, _adapter):
+        for step in (_models, _texts, _bundle, _adapter, _base):
             finished = run(lambda step=step: step(folder), folder)
             if finished.status:
                 raise RuntimeError(f"{step.__name__}: {finished.err}")
@@ -108,3 +108,10 @@ def _adapter(folder: Path) -> int:
     return main(["adapter", APP, "--base", str(folder / "models/base/tiny-base"), "--data",
                  str(folder / "own.jsonl"), "--settings", SETTINGS, "--output", str(folder / "adapter"),
                  "--epochs", "1", "--tokens-per-batch", "256"])  # fmt: skip
+
+
+def _base(folder: Path) -> int:
+    from ss_device.training.command import main
+
+    return main(["base", str(folder / "recipe.toml"), "--data", str(folder / "data"), "--output",
+                 str(folder / "base"), "--checkpoint-minutes", "0"])  # fmt: skip

@@ -114,6 +114,8 @@ def _rerun(reference: Reference, place: Place, state: Path) -> str:
     """What is wrong after the command was run again; empty where all is as if never disturbed."""
     command = reference.command
     folder = copy_of(state, place.folder("again"))
+    if not reference.after_rerun(folder):
+        return ""  # all that was left to do was to end
     finished = run(command.body(place.inputs, rerun=True), folder)
     if finished.status == HANGS:
         return "the rerun hangs"

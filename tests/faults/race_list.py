@@ -35,12 +35,14 @@ def _benched(found: Contents) -> Contents:
 @dataclass(frozen=True)
 class Race:
     """Two commands in one folder, prepared as for the first. view: what of the outcome is compared;
-    reads: the first one also stands still before it opens a file to read it."""
+    reads: the first one also stands still before it opens a file to read it; slow: too many operations
+    to try all of them."""
 
     name: str
     commands: tuple[Command, Command]
     view: Callable[[Contents], Contents] = _all
     reads: bool = False
+    slow: bool = False
 
     @property
     def result(self) -> str:
@@ -78,7 +80,7 @@ def _races() -> tuple[Race, ...]:
         Race("new-other", (new, _other(new, ("one", "two")))),
         Race("over-other", (forced, _other(forced, ("two", "one")))),
         Race("into-two", (into, _other(into, ("two", "three")))),
-        Race("into-two-coreml", (core, _other(core, ("two", "three")))),
+        Race("into-two-coreml", (core, _other(core, ("two", "three"))), slow=True),
         Race("into-and-over", (into, _other(forced, ("two", "one")))),
         Race("adapter", (adapter, (replace(adapter, arguments=(*adapter.arguments, "--seed", "1"))))),
         Race("adapter-same", (adapter, adapter)),

@@ -25,6 +25,10 @@ WAITS = 1.0
 """Seconds that the second command gets while the first one stands still: it may wait for the first."""
 
 
+SLOW = 10
+"""How much fewer operations of a slow command are tried."""
+
+
 @dataclass
 class Tally:
     """Rounds of one race by how they came out."""
@@ -94,8 +98,9 @@ def interleaved(race: Race, place: Place, stride: int = 1, only: int | None = No
     """The second command whole before every `stride`-th operation of the first."""
     judge, tally = judge_of(race, place), Tally(f"{race.name}")
     labels = [label for label, _ in _stopping(race, place, 0)]
+    stride *= SLOW if race.slow else 1
     for number, label in enumerate(labels, 1):
-        moved = label.startswith(("rename", "rm"))
+        moved = label.startswith("rename") and not race.slow
         if number == only or (only is None and (number % stride == 0 or moved)):
             for _, ends in _stopping(race, place, number):
                 if ends:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ss_device.errors import UserError
+from ss_device.outputs import WAIT_SECONDS, output_lock, write_text
 from ss_device.strict_json import read_json
 
 # 1: `runs` was a count, and no totals; what compare and plot read is the same.
@@ -22,8 +23,9 @@ def write_result(result: dict, path: Path) -> None:
     """JSON with a line per run, and the Markdown beside it."""
     text = json.dumps(result, indent=1)
     flat = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
-    path.write_text(flat.replace("[ ", "[").replace(" ]", "]") + "\n")
-    path.with_suffix(".md").write_text(markdown(result))
+    with output_lock(path, WAIT_SECONDS):  # both files are of one result
+        write_text(path.with_suffix(".md"), markdown(result))
+        write_text(path, flat.replace("[ ", "[").replace(" ]", "]") + "\n")
 
 
 def markdown(result: dict) -> str:
