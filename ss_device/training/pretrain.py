@@ -98,6 +98,8 @@ def pretrain(
     model.set_attn_implementation("sdpa" if on_gpu else explicit_attention.NAME)
     optimizer = build_optimizer(model, recipe.schedule)
     progress = _restore(run, output, model, optimizer, stream) if resume else Progress()
+    if accelerator.is_main_process and not progress.step:
+        mark_written(run, progress)  # nothing as yet: whatever ends without its model is to be told apart
     if not progress.stretch:
         progress.stretch = {**asdict(budget), "first_step": progress.step, "before": progress.seconds}
     objective, optimizer = accelerator.prepare(NextTokenLoss(model, precision, on_gpu), optimizer)

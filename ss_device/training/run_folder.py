@@ -73,6 +73,7 @@ def open_run(folder: Path, settings: dict, resume: bool, force: bool = False) ->
                 )
         return
     check_new_run(folder, force)
+    path.unlink(missing_ok=True)  # first, so that half a folder is never taken for a run to go on with
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_text(path, json.dumps(settings, indent=1) + "\n")

@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--point", metavar="K", help="one point: what stands behind @ or # in a failure's id")
     made.add_argument(
         "--every", type=int, default=1, metavar="N",
-        help="every N-th operation, and every renaming and removal of a folder (default 1)",
+        help="every N-th operation, and all that give a result its name (default 1)",
     )  # fmt: skip
     made.add_argument("--rounds", type=int, default=12, help="of each race at random (default 12)")
     made.add_argument("--seed", type=int, default=0, help="of the races at random")

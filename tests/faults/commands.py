@@ -127,7 +127,7 @@ def _all() -> tuple[Command, ...]:
         _convert("convert-over", "--adapter", "two", "--no-golden", before=earlier),
         _convert("into", "--adapter", "two", "--into", "out", "--no-golden", before=earlier),
         _train("adapter", ADAPTER, read=_read_adapter, again=("--resume",)),
-        _train("adapter-over", (*ADAPTER, "--seed", "1"), read=_read_adapter, again=("--resume",),
+        _train("adapter-over", (*ADAPTER, "--seed", "1"), read=_read_adapter,
                before=(("adapter", "out"), ("adapter.run", "out.run"))),
         _train("lora", ("lora", APP, *TRAIN, "--data", "{inputs}/own.jsonl", "--output", "out", "--rank",
                         "2", "--epochs", "2", "--tokens-per-batch", "256"), again=("--resume",)),

@@ -46,8 +46,14 @@ Chosen = Callable[[int, Operation], bool]
 
 
 def every(stride: int) -> Chosen:
-    """Every renaming, removal and creation of a folder, and of the others those at a fixed stride."""
-    return lambda number, operation: number % stride == 0 or operation.kind.startswith(("rename", "rm"))
+    """Everything that gives a result its name, and of the other operations those at a fixed stride."""
+    return lambda number, operation: number % stride == 0 or _names_a_result(operation)
+
+
+def _names_a_result(operation: Operation) -> bool:
+    """A renaming that does not stay within a temporary folder."""
+    partial = [any(".partial" in name for name in path.parent.parts) for path in operation.paths]
+    return operation.kind.startswith("rename") and not all(partial)
 
 
 def points(command: Command, place: Place) -> Iterator[tuple[int, Operation, Path]]:

@@ -100,7 +100,7 @@ def interleaved(race: Race, place: Place, stride: int = 1, only: int | None = No
     labels = [label for label, _ in _stopping(race, place, 0)]
     stride *= SLOW if race.slow else 1
     for number, label in enumerate(labels, 1):
-        moved = label.startswith("rename") and not race.slow
+        moved = label.startswith("rename") and "/" not in label and not race.slow
         if number == only or (only is None and (number % stride == 0 or moved)):
             for _, ends in _stopping(race, place, number):
                 if ends:

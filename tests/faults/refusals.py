@@ -60,7 +60,7 @@ def _check(reference, place, refusal, number, point: Failure, outcome: Outcome) 
         return
     wrong = _ending(finished) or _standing(reference, folder, finished)
     outcome.survived += not wrong
-    rerun = _rerun(reference, place, folder)
+    rerun = _rerun(reference, place, folder) if finished.status else ""
     outcome.identical += not rerun
     for what in filter(None, (wrong, rerun)):
         outcome.failures.append(Failure(point.point, point.operation, what))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.faults.operations import WRITES, Operation
 CLOCKS = {
     "seconds", "eta", "tokens_per_second", "prompts_per_second", "load_average", "before", "checked",
 }  # fmt: skip
+# By which Core ML packages name their parts; new ones in every run.
+IDENTIFIER = re.compile(rb"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 IGNORED = (".lock",)
 """Files that hold nothing and may stand anywhere: those that processes lock."""
 
@@ -106,6 +109,7 @@ def _json_values(name: str, content: bytes) -> dict[str, object] | None:
     """Path inside the JSON → value, without clocks; None for what is no JSON."""
     if not name.endswith((".json", ".jsonl")):
         return None
+    content = IDENTIFIER.sub(b"identifier", content)
     try:
         rows = content.decode().splitlines() if name.endswith(".jsonl") else [content.decode()]
         return {f"{i}{k}": v for i, row in enumerate(rows) for k, v in _leaves(json.loads(row)).items()}
