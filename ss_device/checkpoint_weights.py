@@ -113,7 +113,7 @@ def write_tensors(
     with open(path, "wb") as file:
         file.write(_header(header))
         for name in shapes:
-            read(name).astype("<f2", copy=False).tofile(file)
+            file.write(_bytes(read(name).astype("<f2", copy=False)))
 
 
 def write_stored(path: Path, stored: Mapping[str, StoredTensor]) -> None:
@@ -125,7 +125,12 @@ def write_stored(path: Path, stored: Mapping[str, StoredTensor]) -> None:
     with open(path, "wb") as file:
         file.write(_header(header))
         for tensor in stored.values():
-            tensor.raw().tofile(file)
+            file.write(_bytes(tensor.raw()))
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """An array's bytes. `ndarray.tofile` would not report a write that fails when its buffer is emptied."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _header(entries: dict) -> bytes:

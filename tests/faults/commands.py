@@ -120,14 +120,14 @@ def _all() -> tuple[Command, ...]:
     earlier, mlx = (("bundle", "out"),), (("mlx_bundle", "out"),)
     return (
         _convert("convert-mlx", "--adapter", "one", "--target", "mlx", "--no-golden"),
-        _convert("convert-over-mlx", "--adapter", "two", "--target", "mlx", "--no-golden", before=mlx),
+        _convert("convert-over-mlx", "--adapter", "two", "--target", "mlx", "--no-golden", "--force", before=mlx),
         _convert("into-mlx", "--adapter", "two", "--into", "out", "--no-golden", before=mlx),
         _convert("convert", "--adapter", "one", "--target", "all", "--golden-prompts",
                  "{inputs}/prompts.jsonl"),
-        _convert("convert-over", "--adapter", "two", "--no-golden", before=earlier),
+        _convert("convert-over", "--adapter", "two", "--no-golden", "--force", before=earlier),
         _convert("into", "--adapter", "two", "--into", "out", "--no-golden", before=earlier),
         _train("adapter", ADAPTER, read=_read_adapter, again=("--resume",)),
-        _train("adapter-over", (*ADAPTER, "--seed", "1"), read=_read_adapter,
+        _train("adapter-over", (*ADAPTER, "--seed", "1", "--force"), read=_read_adapter,
                before=(("adapter", "out"), ("adapter.run", "out.run"))),
         _train("lora", ("lora", APP, *TRAIN, "--data", "{inputs}/own.jsonl", "--output", "out", "--rank",
                         "2", "--epochs", "2", "--tokens-per-batch", "256"), again=("--resume",)),

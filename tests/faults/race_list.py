@@ -65,7 +65,7 @@ def _other(command: Command, *changes: tuple[str, str]) -> Command:
 
 def _races() -> tuple[Race, ...]:
     new, over, into = (COMMANDS[n] for n in ("convert-mlx", "convert-over-mlx", "into-mlx"))
-    core, forced = COMMANDS["into"], replace(over, arguments=(*over.arguments, "--force"))
+    core, forced = COMMANDS["into"], over
     bias, adapter, cache = (COMMANDS[name] for name in ("parent-bias", "adapter", "prompt-cache"))
     tune = replace(COMMANDS["tune"], before=(("pair_bundle", "bundle"),))
     tunes = [replace(tune, arguments=(*TUNE, "--adapter", app)) for app in ("one", "two")]
