@@ -10,14 +10,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from ss_device.adapter import load_adapter
 from ss_device.application import load_application
 from ss_device.base_model import open_base
 from ss_device.decoding import Drafter, decode
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
+from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training.examples import load_prompts
 
 SQL = "SELECT FROM WHERE AND COUNT MAX MIN SUM AVG ORDER BY JOIN ON AS table"
@@ -35,7 +34,7 @@ def main() -> None:
     base, adapter = open_base(arguments.base), load_adapter(arguments.adapter)
     app, tokenizer = (
         load_application(adapter.app),
-        Tokenizer.from_file(str(arguments.base / "tokenizer.json")),
+        read_tokenizer(arguments.base),
     )
     model = ReferenceStepModel(load_stream_model(base, adapter), arguments.nodes)
     drafter = Drafter(arguments.nodes, parent_bias=adapter.parent_bias())

@@ -15,7 +15,8 @@ from ss_device.errors import UserError
 from ss_device.families import read_architecture
 from ss_device.files import sha256
 from ss_device.hub import download_base, is_hub_id
-from ss_device.strict_json import read_json
+from ss_device.names import inside
+from ss_device.strict_json import read_json, typed
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 INDEX_FILE = "model.safetensors.index.json"
@@ -91,8 +92,9 @@ def weight_files(path: Path) -> list[Path]:
     Raises UserError for a missing shard. Pickled checkpoints are not read.
     """
     if (path / INDEX_FILE).is_file():
-        shards = read_json(path / INDEX_FILE).get("weight_map", {})
-        files = [path / name for name in sorted(set(shards.values()))]
+        index = typed(ShardIndex, read_json(path / INDEX_FILE), str(path / INDEX_FILE))
+        names = sorted(set(index.weight_map.values()))
+        files = [inside(path, name, str(path / INDEX_FILE)) for name in names]
         for file in files:
             if not file.is_file():
                 raise UserError(f"{file}: no such file (a shard of {INDEX_FILE})")
@@ -101,6 +103,14 @@ def weight_files(path: Path) -> list[Path]:
     if not files:
         raise UserError(f"{path}: no model*.safetensors in the base model folder")
     return files
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """model.safetensors.index.json: the shard of every tensor."""
+
+    weight_map: dict[str, str]
+    metadata: dict | None = None
 
 
 def check_shapes(

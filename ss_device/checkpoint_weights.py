@@ -15,13 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from ss_device.architecture import Architecture
-from ss_device.errors import UserError, one_line
+from ss_device.errors import UserError, one_line, printable
 from ss_device.families import canonical_parts
 from ss_device.packed_weights import FACTORS, dequantize, packings
+from ss_device.strict_json import decode_object, typed
 
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 TIED = ("head.weight", "head.scales", "head.biases")
 BLOCK = 1 << 22
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16,
+    "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4,
+}  # fmt: skip
 DTYPES = FLOATS | {"U32": "<u4", "U8": "|u1", "I64": "<i8", "I32": "<i4"}
 
 
@@ -48,6 +53,8 @@ class StoredTensor:
 
     @property
     def _itemsize(self) -> int:
+        if self.dtype not in DTYPES:
+            raise UserError(f"{self.path}: a tensor of type {self.dtype}, which is not read")
         return np.dtype(DTYPES[self.dtype]).itemsize
 
     def raw(self) -> np.ndarray:
@@ -85,18 +92,37 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length < path.stat().st_size else None
-        header.pop("__metadata__", None)
-        tensors = {
-            name: StoredTensor(path, 8 + length + e["data_offsets"][0], e["dtype"], tuple(e["shape"]))
-            for name, e in header.items()
-        }
-        end = max((8 + length + e["data_offsets"][1] for e in header.values()), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            text = file.read(length) if length < path.stat().st_size else b""
+    except OSError as error:
         raise UserError(f"{path}: not a readable safetensors file ({one_line(error)})") from error
-    if end > path.stat().st_size:
-        raise UserError(f"{path}: not a readable safetensors file (it ends too early)")
+    foreign = f"{path}: not a readable safetensors file"
+    header = decode_object(text, foreign)
+    header.pop("__metadata__", None)
+    room = path.stat().st_size - 8 - length
+    tensors = {}
+    for name, raw in header.items():
+        entry = typed(HeaderEntry, raw, f"{foreign}: '{printable(name):.80}'")
+        start, end = entry.data_offsets
+        if not 0 <= start <= end <= room or end - start != entry.num_bytes:
+            raise UserError(f"{foreign} ('{printable(name):.80}' does not lie in it, or it ends too early)")
+        tensors[name] = StoredTensor(path, 8 + length + start, entry.dtype, entry.shape)
     return tensors
+
+
+@dataclass(frozen=True)
+class HeaderEntry:
+    """What a safetensors header says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that shape and type take. UserError for a type that the format does not have."""
+        if self.dtype not in BITS or min(self.shape, default=0) < 0:
+            raise UserError(f"a tensor of type '{self.dtype}' and shape {self.shape}")
+        return math.prod(self.shape) * BITS[self.dtype] // 8
 
 
 def write_tensors(

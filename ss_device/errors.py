@@ -1,8 +1,29 @@
 """Errors a user can act on: one clear line that names the thing and what was expected."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """Bad input. Commands print it as one line and exit with code 2."""
+
+
+class NotFinite(UserError, FloatingPointError):
+    """Arithmetic left the numbers: a loss or logits are NaN or infinite."""
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Around a library's reader of files: whatever it raises becomes a UserError that begins with `what`.
+
+    Such readers raise what their depths do: KeyError, TypeError, errors of their own kinds.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(f"{what} ({one_line(error):.300})") from error
 
 
 def one_line(error: BaseException) -> str:

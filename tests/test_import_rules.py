@@ -17,7 +17,12 @@ PACKAGES = {
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "datasets"}
 WITH_TORCH = ("reference", "training", "evaluation")
-MORE = {"command_line.py": {"rich"}, "outputs.py": {"filelock"}, "hub.py": {"huggingface_hub"}}
+MORE = {
+    "command_line.py": {"rich"},
+    "outputs.py": {"filelock"},
+    "tokenizer_file.py": {"tokenizers"},
+    "hub.py": {"huggingface_hub"},
+}
 
 
 def modules():

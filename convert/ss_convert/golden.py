@@ -53,8 +53,7 @@ def read_prompts(
 
     Raises UserError for a row without them and for a prompt that the context does not hold.
     """
-    from tokenizers import Tokenizer
-
+    from ss_device.tokenizer_file import read_tokenizer
     from ss_runtime.tokenization import BundleTokenizer
 
     template, app = adapter.prompt_template, adapter.app
@@ -63,9 +62,7 @@ def read_prompts(
         lambda row: row["prompt"] if "prompt" in row else fill_template(template, row, app),
         MAX_PROMPTS,
     )
-    tokenizer = BundleTokenizer(
-        Tokenizer.from_file(str(base.path / "tokenizer.json")), base.architecture.bos_id
-    )
+    tokenizer = BundleTokenizer(read_tokenizer(base.path), base.architecture.bos_id)
     prompts = []
     for index, (_, text) in enumerate(rows, 1):
         ids = tokenizer.encode(text)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from ss_device.adapter import Adapter, load_adapter
 from ss_device.application import load_application
@@ -26,6 +25,7 @@ from ss_device.json_lines import read_json_lines
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.stream_model import load_stream_model
+from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import Continuation
 from ss_device.training.distill import Prompt, distill
@@ -91,7 +91,7 @@ def replay_adapter(
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
     app = with_tokenizer_template(load_application(adapter.app), base.path)
-    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
+    tokenizer = read_tokenizer(base.path)
     shape = base.architecture
     max_tokens = max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from ss_device.adapter import load_adapter
 from ss_device.application import load_application
 from ss_device.base_model import open_base
@@ -18,6 +16,7 @@ from ss_device.evaluation.stopping import stop_length, text_before_stop
 from ss_device.evaluation.task_scores import task_scores
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
+from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training.chat_template import with_tokenizer_template
 
 
@@ -43,7 +42,7 @@ def evaluate_adapter(
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
     app = with_tokenizer_template(load_application(app_name or adapter.app), base.path)
-    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
+    tokenizer = read_tokenizer(base.path)
     max_tokens = max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, base.architecture, max_tokens, longest_prompt)
     model = ReferenceStepModel(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from ss_device.application import load_application
 from ss_device.base_model import open_base
@@ -15,6 +14,7 @@ from ss_device.evaluation.repetition import repeats
 from ss_device.evaluation.stopping import text_before_stop
 from ss_device.evaluation.task_scores import task_scores
 from ss_device.reference.stream_model import load_base
+from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import Continuation, continuations
 from ss_device.training.finetune import load_lora
@@ -34,7 +34,7 @@ def score_model(
     """Greedy float32 answers to `limit` prompts (those `evaluate` draws) and their metric."""
     base = open_base(base_folder)
     app = with_tokenizer_template(load_application(app_name), base.path)
-    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
+    tokenizer = read_tokenizer(base.path)
     shape, max_tokens = base.architecture, max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
     prompts = tests.ids

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from ss_device.adapter import load_adapter
 from ss_device.application import load_application
 from ss_device.base_model import open_base
@@ -14,6 +12,7 @@ from ss_device.errors import UserError
 from ss_device.evaluation.acceptance import measure
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
+from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.examples import encode_examples, load_prompts
 
@@ -32,7 +31,7 @@ def decode_validation(adapter_folder: Path, base_folder: Path, texts: Path, max_
         raise UserError(f"{adapter_folder}: its training recorded no validation")
     app = with_tokenizer_template(load_application(adapter.app), base.path)
     shape, seed = base.architecture, adapter.record["seed"]
-    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
+    tokenizer = read_tokenizer(base.path)
     pairs = load_prompts(app, texts, None, seed)
     documents = encode_examples(app, pairs, tokenizer, shape.bos_id, shape.eos_ids[0], max_length)
     documents = documents[: predicted["documents"]]

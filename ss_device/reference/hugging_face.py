@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from ss_device.architecture import Architecture
 from ss_device.base_model import BaseFolder
+from ss_device.errors import library_errors
 from ss_device.families import canonical_parts, fused_projections, names_of
 from ss_device.families.config_reading import FULL, SLIDING
 
@@ -36,7 +37,8 @@ def load_base(base: BaseFolder, dtype: str = "float32") -> nn.Module:
 
     if base.is_packed:
         return model_of(plain_config(base.path), base.stored_weights(), base.architecture, dtype)
-    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=getattr(torch, dtype), **NO_CODE)
+    with library_errors(f"{base.path}: transformers cannot load this base model"):
+        model = AutoModelForCausalLM.from_pretrained(base.path, dtype=getattr(torch, dtype), **NO_CODE)
     return model.eval().requires_grad_(False)
 
 
@@ -44,7 +46,8 @@ def plain_config(folder: Path):
     """The folder's config as transformers reads it, without what other libraries say of quantization."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with library_errors(f"{folder}: transformers cannot read this base model's config"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config

@@ -18,6 +18,7 @@ from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.outputs import check_output_folder, folder_in_one_go
 from ss_device.reference.stream_model import StreamModel, add_lora, attach_adapter, load_base
+from ss_device.strict_json import typed
 from ss_device.training.base_loading import check_quantization, load_training_base
 from ss_device.training.checkpoint import copy_trainable, load_checkpoint, trainable
 from ss_device.training.corpus import Document
@@ -92,7 +93,7 @@ def train_adapter(
     record = None
     if resume:
         record = load_checkpoint(folder / "checkpoint", run.loss_module.model, optimizer)
-    progress = run.run(Progress(**(record or {})))
+    progress = run.run(typed(Progress, record or {}, f"{folder / 'checkpoint'}: record.json"))
     objective.eval()
     ranks = document_ranks(
         objective, valid, config.num_streams, accelerator.device, segment=schedule.segment

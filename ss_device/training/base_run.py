@@ -16,6 +16,7 @@ from accelerate.utils import broadcast_object_list
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
+from ss_device.errors import NotFinite, UserError
 from ss_device.training.base_checks import BaseChecks
 from ss_device.training.batching import collate
 from ss_device.training.budget import Budget, StepClock, learning_rate
@@ -26,6 +27,7 @@ from ss_device.training.log import open_log
 from ss_device.training.recipe import Recipe, Schedule
 
 LOG_EVERY = 10
+STRETCH = {"steps", "minutes", "hold", "first_step", "before"}
 CUDA_WIDTH = 64
 """On a GPU rows are padded to a multiple of this, so that few shapes are compiled."""
 
@@ -43,10 +45,16 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0
     loss: float | None = None
-    stretch: dict = field(default_factory=dict)
+    stretch: dict[str, int | float | bool] = field(default_factory=dict)
     held: bool = False
     stream: dict = field(default_factory=dict)
     checked: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.stretch and set(self.stretch) != STRETCH:
+            raise UserError(f"stretch has other entries than {', '.join(sorted(STRETCH))}")
+        if min(self.step, self.tokens, self.seconds) < 0:
+            raise UserError("step, tokens and seconds must not be negative")
 
     @property
     def budget(self) -> Budget:
@@ -149,7 +157,7 @@ class BaseRun:
         value = train_step(accelerator, self.objective, self.optimizer, share, schedule, rng)
         if not math.isfinite(value):
             step = progress.step + 1
-            raise FloatingPointError(f"loss is {value} at step {step}; lower the learning rate")
+            raise NotFinite(f"loss is {value} at step {step}; lower the learning rate")
         progress.step += 1
         progress.tokens += sum(len(d.ids) for d in documents)
         return value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ss_device.application import Application
 from ss_device.conversation import Message
-from ss_device.errors import UserError, one_line
+from ss_device.errors import UserError, library_errors
 
 
 def with_tokenizer_template(app: Application, base: Path) -> Application:
@@ -17,18 +17,16 @@ def with_tokenizer_template(app: Application, base: Path) -> Application:
     """
     if app.chat is None or not app.chat.from_tokenizer:
         return app
-    from jinja2 import TemplateError
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
+    with library_errors(f"{base}: transformers cannot read this tokenizer"):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     if not tokenizer.chat_template:
         raise UserError(f"{base}: the tokenizer has no chat template; give the turns in app.toml")
 
     def render(messages: list[Message], open_next: bool) -> str:
         raw = [{"role": m.role, "content": m.content} for m in messages]
-        try:
+        with library_errors("the tokenizer's chat template refuses"):
             return tokenizer.apply_chat_template(raw, tokenize=False, add_generation_prompt=open_next)
-        except TemplateError as error:
-            raise UserError(f"the tokenizer's chat template refuses: {one_line(error)}") from error
 
     return replace(app, chat=replace(app.chat, render=render))

@@ -9,8 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ss_device.errors import UserError
+from ss_device.errors import UserError, library_errors
 from ss_device.outputs import folder_in_one_go, recover_folder
+from ss_device.strict_json import read_json
+
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def save_checkpoint(
@@ -45,9 +48,12 @@ def load_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim
     if not folder.exists():
         return None
     _load_tensors(folder, model)
-    _restore_optimizer(optimizer, load_file(folder / "optimizer.safetensors"))
-    torch.set_rng_state(load_file(folder / "random.safetensors")["cpu"])
-    return json.loads((folder / "record.json").read_text())
+    states = _read(folder / "optimizer.safetensors")
+    with library_errors(f"{folder / 'optimizer.safetensors'}: not the optimizer's state"):
+        _restore_optimizer(optimizer, states)
+    with library_errors(f"{folder / 'random.safetensors'}: not a generator's state"):
+        torch.set_rng_state(_read(folder / "random.safetensors")["cpu"])
+    return read_json(folder / "record.json")
 
 
 def save_best(folder: Path, model: torch.nn.Module, write: bool = True) -> None:
@@ -72,8 +78,15 @@ def copy_trainable(sharded: torch.nn.Module, whole: torch.nn.Module) -> None:
             parameter.copy_(tensors[name])
 
 
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with library_errors(f"{path}: not a readable safetensors file"):
+        return load_file(path)
+
+
 def _load_tensors(folder: Path, model: torch.nn.Module) -> None:
-    tensors = load_file(folder / "model.safetensors")
+    tensors = _read(folder / "model.safetensors")
     parameters = trainable(model)
     if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
         raise UserError(f"{folder}: the checkpoint belongs to another configuration")
@@ -116,6 +129,12 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torc
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = _placed_like(tensor, parameters[int(index)])
+        parameter = parameters[int(index)]
+        placed = _placed_like(tensor, parameter)
+        if placed.ndim and placed.shape != parameter.shape:
+            raise UserError(f"'{name}' has shape {tuple(placed.shape)}, expected {tuple(parameter.shape)}")
+        state.setdefault(int(index), {})[key] = placed
+    if any({*entry} != ADAM for entry in state.values()):
+        raise UserError(f"a parameter has other states than {', '.join(sorted(ADAM))}")
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -323,6 +323,7 @@ def run_base(arguments: argparse.Namespace) -> int:
 
 
 def run_distill(arguments: argparse.Namespace) -> int:
+    from ss_device.tokenizer_file import read_tokenizer
     from ss_device.training.continuations import Continuation
     from ss_device.training.distill import Prompt, distill
     from ss_device.training.examples import encode_prompts, encode_turns, load_prompts
@@ -361,6 +362,7 @@ def run_distill(arguments: argparse.Namespace) -> int:
 def run_parent_bias(arguments: argparse.Namespace) -> int:
     from ss_device.application import load_application
     from ss_device.base_model import open_base
+    from ss_device.tokenizer_file import read_tokenizer
     from ss_device.training.examples import encode_examples, load_prompts
     from ss_device.training.parent_bias import save_parent_bias, train_parent_bias
     from ss_device.training.progress import training_progress
@@ -410,6 +412,7 @@ def _application_and_base(arguments: argparse.Namespace):
 
 
 def run_lora(arguments: argparse.Namespace) -> int:
+    from ss_device.tokenizer_file import read_tokenizer
     from ss_device.training.examples import encode_examples, load_prompts
     from ss_device.training.finetune import train_lora
     from ss_device.training.progress import training_progress
@@ -455,6 +458,7 @@ def _print_result(result: dict, as_json: bool) -> None:
 
 def run_adapter(arguments: argparse.Namespace) -> int:
     from ss_device.adapter import load_adapter
+    from ss_device.tokenizer_file import read_tokenizer
     from ss_device.training.adapt import train_adapter
     from ss_device.training.base_loading import check_quantization
     from ss_device.training.examples import encode_examples, load_prompts
@@ -593,13 +597,6 @@ def _json(text: str, message: str):
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{message} ({error.msg})") from error
-
-
-def read_tokenizer(base: Path):
-    """The base folder's tokenizer."""
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(base / "tokenizer.json"))
 
 
 if __name__ == "__main__":  # accelerate launch -m ss_device.training.command ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from ss_device.application import load_application
 from ss_device.errors import UserError
 from ss_device.sql_text import with_permuted_columns
+from ss_device.strict_json import typed
 from ss_device.training.batching import plan_batches
 from ss_device.training.corpus import (
     BOS,
@@ -25,7 +27,29 @@ from ss_device.training.recipe import Recipe, Schedule, Source
 POOL_BATCHES = 24
 """Documents are drawn for so many batches at a time and put into batches of similar length."""
 
+MOST_OWED = 1e6
+"""Tokens that a source can be behind or ahead of its share: a document's length."""
+
 Draw = Callable[[int, np.random.Generator], Document]
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where a source is read: epoch, row of the epoch's order, tokens that it is behind its share."""
+
+    epoch: int
+    index: int
+    owed: float
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What `DocumentStream.state` gives."""
+
+    pool: int
+    tokens: int
+    cursors: tuple[Cursor, ...]
+    position: int
 
 
 class DocumentStream:
@@ -68,12 +92,18 @@ class DocumentStream:
 
     def restore(self, state: dict) -> None:
         """Go on behind the batch after which `state` was taken."""
-        if len(state["cursors"]) != len(self.sources):
+        found = typed(StreamState, state, "the run's place in its data")
+        if len(found.cursors) != len(self.sources):
             raise UserError("the run to go on with had other data sources; start a new one")
-        self.cursors = [dict(c) for c in state["cursors"]]
-        self.pool, self.tokens = state["pool"], state["tokens"]
+        for cursor, (size, _) in zip(found.cursors, self.pools, strict=True):
+            if not 0 <= cursor.index < max(size, 1) or abs(cursor.owed) > MOST_OWED:
+                raise UserError("the run's place in its data is not one of these files")
+        self.cursors = [asdict(cursor) for cursor in found.cursors]
+        self.pool, self.tokens = found.pool, found.tokens
         self._draw_pool()
-        for _ in range(state["position"]):
+        if not 0 <= found.position <= len(self.batches):
+            raise UserError(f"the run's place in its data, batch {found.position}, is none of its pool")
+        for _ in range(found.position):
             self.next_batch()
 
     def _snapshot(self) -> dict:

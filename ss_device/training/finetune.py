@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -15,10 +15,10 @@ from torch.nn import functional
 from ss_device.application import Application
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
-from ss_device.errors import UserError
+from ss_device.errors import NotFinite, UserError, library_errors
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
 from ss_device.reference.stream_model import add_lora, load_base
-from ss_device.strict_json import read_json
+from ss_device.strict_json import read_json, typed
 from ss_device.training.batching import collate
 from ss_device.training.checkpoint import load_checkpoint, save_checkpoint, trainable
 from ss_device.training.corpus import Document
@@ -28,6 +28,14 @@ from ss_device.training.schedule import AdapterSchedule, learning_rate, plan_epo
 
 RECORD_FILE = "finetune.json"
 FILES = (RECORD_FILE, "adapter_config.json", "adapter_model.safetensors")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint remembers besides tensors: steps done, smoothed loss."""
+
+    step: int = 0
+    loss: float | None = None
 
 
 def train_lora(
@@ -72,8 +80,9 @@ def train_lora(
 
 
 def _run(model, optimizer, schedule, documents, run, record, report) -> float:
-    plan, record = plan_epochs(documents, schedule), record or {"step": 0, "loss": None}
-    first, average = record["step"], record["loss"]
+    plan = plan_epochs(documents, schedule)
+    progress = typed(Progress, record or {}, f"{run / 'checkpoint'}: record.json")
+    first, average = progress.step, progress.loss
     started = saved = time.monotonic()
     model.train()
     with open_log(run / "log.jsonl", first) as log:
@@ -107,7 +116,7 @@ def _step(model, optimizer, documents, rate: float) -> float:
     ids, weights = (torch.from_numpy(a).to(device) for a in collate(documents, 0, 0.0))
     loss = weighted_loss(model(input_ids=ids, use_cache=False).logits, ids, weights)
     if not torch.isfinite(loss):
-        raise FloatingPointError("the loss is not finite; lower the learning rate")
+        raise NotFinite("the loss is not finite; lower the learning rate")
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -124,6 +133,12 @@ def weighted_loss(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     return (losses * targets).sum() / targets.sum().clamp(min=1.0)
 
 
+def _table(raw: dict, name: str, folder: Path) -> dict:
+    if not isinstance(raw.get(name), dict):
+        raise UserError(f"{folder / RECORD_FILE}: '{name}' is missing or no table")
+    return raw[name]
+
+
 def load_lora(base: BaseFolder, folder: Path) -> torch.nn.Module:
     """Base and a PEFT folder as one model in evaluation mode.
 
@@ -132,9 +147,11 @@ def load_lora(base: BaseFolder, folder: Path) -> torch.nn.Module:
     if not (folder / "adapter_model.safetensors").is_file():
         raise UserError(f"{folder}: not a PEFT folder (no adapter_model.safetensors)")
     if (folder / RECORD_FILE).is_file():
-        trained = read_json(folder / RECORD_FILE).get("base", {})
+        trained = _table(read_json(folder / RECORD_FILE), "base", folder)
         if trained.get("sha256") != base.identity.sha256:
             raise UserError(
                 f"{folder}: trained on base '{trained.get('name')}', this is '{base.path.name}'"
             )
-    return PeftModel.from_pretrained(load_base(base), folder).eval()
+    model = load_base(base)
+    with library_errors(f"{folder}: peft cannot load this LoRA"):
+        return PeftModel.from_pretrained(model, folder).eval()

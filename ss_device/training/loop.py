@@ -41,7 +41,7 @@ class Progress:
     parts: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     tokens: int = 0
-    best: dict = field(default_factory=dict)
+    best: dict[str, int | float] = field(default_factory=dict)
     stale: int = 0
 
 

@@ -13,9 +13,11 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ss_device.errors import UserError
+from ss_device.errors import UserError, library_errors
+from ss_device.families import read_architecture
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only, recover_folder
-from ss_device.strict_json import read_json
+from ss_device.strict_json import read_json, typed
+from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training import explicit_attention
 from ss_device.training.base_checks import BaseChecks
 from ss_device.training.base_run import BaseRun, NextTokenLoss, Progress
@@ -143,9 +145,10 @@ def _restore(run: Path, output: Path, model, optimizer, stream: DocumentStream) 
     record = load_checkpoint(run / "checkpoint", model, optimizer)
     if record is None:
         return Progress()
-    progress = Progress(**record)
+    progress = typed(Progress, record, f"{run / 'checkpoint'}: record.json")
     if has_ended(run, output, progress):
-        progress = Progress(**(load_checkpoint(run / "held", model, optimizer) or record))
+        held = load_checkpoint(run / "held", model, optimizer) or record
+        progress = typed(Progress, held, f"{run / 'held'}: record.json")
         progress.stretch, progress.held = {}, False
     stream.restore(progress.stream)
     return progress
@@ -167,7 +170,7 @@ def trained_time(output: Path) -> TrainedTime | None:
     for name in ("checkpoint", "held"):
         recover_folder(run / name)
         record = run / name / "record.json"
-        found[name] = Progress(**read_json(record)) if record.is_file() else None
+        found[name] = typed(Progress, read_json(record), str(record)) if record.is_file() else None
     last, held = found["checkpoint"], found["held"]
     if last is None:
         return None
@@ -177,15 +180,17 @@ def trained_time(output: Path) -> TrainedTime | None:
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
     """A freshly initialised Llama of the recipe's shape (tied head), seeded by the recipe."""
     torch.manual_seed(recipe.seed)
-    config = LlamaConfig(
-        vocab_size=recipe.vocab_size,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.token_to_id(BOS),
-        eos_token_id=tokenizer.token_to_id(EOS),
-        pad_token_id=tokenizer.token_to_id(PAD),
-        **recipe.model,
-    )
-    model = LlamaForCausalLM(config)
+    with library_errors(f"recipe '{recipe.name}': model"):
+        config = LlamaConfig(
+            vocab_size=recipe.vocab_size,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.token_to_id(BOS),
+            eos_token_id=tokenizer.token_to_id(EOS),
+            pad_token_id=tokenizer.token_to_id(PAD),
+            **recipe.model,
+        )
+        read_architecture(config.to_dict())  # sizes that make no sense, before memory is taken for them
+        model = LlamaForCausalLM(config)
     if recipe.schedule.copy_initialization:
         wire_copying(model, recipe.seed)
     return model
@@ -195,13 +200,18 @@ def started_model(recipe: Recipe, start: Path) -> LlamaForCausalLM:
     """The model in `start` in float32; UserError when its shape is not the recipe's."""
     if not (start / "config.json").is_file():
         raise UserError(f"{start}: no base model here (config.json is missing)")
-    model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32, use_safetensors=True)
+    with library_errors(f"{start}: transformers cannot load this base model"):
+        model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32, use_safetensors=True)
+    _check_shape(model, recipe, start)
+    return model
+
+
+def _check_shape(model: LlamaForCausalLM, recipe: Recipe, start: Path) -> None:
     wanted = {"vocab_size": recipe.vocab_size, **recipe.model}
     for name, value in wanted.items():
         found = getattr(model.config, name)
         if found != value:
             raise UserError(f"{start}: {name} is {found}, the recipe says {value}")
-    return model
 
 
 def build_optimizer(model: torch.nn.Module, schedule: Schedule) -> torch.optim.AdamW:
@@ -221,7 +231,7 @@ def _tokenizer(recipe: Recipe, data: Path, run: Path, accelerator: Accelerator) 
         if not (folder / "tokenizer.json").is_file():
             with folder_in_one_go(folder) as temporary:
                 train_tokenizer(recipe, data, temporary)
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return read_tokenizer(folder)
 
 
 def _copy_tokenizer(start: Path, recipe: Recipe, folder: Path) -> None:
@@ -229,7 +239,7 @@ def _copy_tokenizer(start: Path, recipe: Recipe, folder: Path) -> None:
     for name in names:
         if not (start / name).is_file():
             raise UserError(f"{start}: {name} is missing")
-    tokenizer = Tokenizer.from_file(str(start / names[0]))
+    tokenizer = read_tokenizer(start)
     size = tokenizer.get_vocab_size()
     if size != recipe.vocab_size:
         raise UserError(f"{start}: the tokenizer has {size} tokens, the recipe says {recipe.vocab_size}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ss_device.errors import UserError
 from ss_device.names import check_name
@@ -11,6 +11,14 @@ from ss_device.strict_json import read_toml, typed
 
 KINDS = ("application", "continuations", "text", "repeat")
 AUGMENTATIONS = ("", "permute_columns")
+MOST = 1 << 20
+"""Rows, or tokens of a row: what a mistyped recipe must not make a run of days."""
+
+
+def _check_path(path: str) -> None:
+    """UserError for a path that is not one of the data folder."""
+    if PurePath(path).is_absolute() or ".." in PurePath(path).parts:
+        raise UserError(f"path '{path}' leads out of the data folder")
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Source:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"source kind '{self.kind}' (expected {', '.join(KINDS)})")
+        _check_path(self.path)
         if not 0 <= self.weight <= 1:
             raise UserError(f"source weight {self.weight} must lie between 0 and 1")
         if self.augmentation not in AUGMENTATIONS:
@@ -54,6 +63,12 @@ class Check:
     prompts: int = 50
     max_length: int = 448
     max_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        _check_path(self.path)
+        for name, least in (("prompts", 1), ("max_length", 1), ("max_tokens", 0)):
+            if not least <= getattr(self, name) <= MOST:
+                raise UserError(f"check of '{self.path}': {name} must lie between {least} and {MOST}")
 
 
 @dataclass(frozen=True)
