@@ -59,7 +59,17 @@ def measure(arguments: argparse.Namespace, app: str, prompts: Path, name: str) -
     """One interleaved run of all methods."""
     methods = METHODS + (",mlx-lm-draft" if arguments.draft else "")
     output = arguments.output / f"benchmark_{name}.json"
-    command = ["run", arguments.bundle, "--adapter", app, "--input", prompts, "--methods", methods]
+    command = [
+        "run",
+        "--force",
+        arguments.bundle,
+        "--adapter",
+        app,
+        "--input",
+        prompts,
+        "--methods",
+        methods,
+    ]
     command += ["--base", arguments.base, "--max-tokens", arguments.max_tokens]
     command += ["--dtype", "float32", "--output", output, "--plot", output.with_suffix(".png")]
     print(f"\n## {name} ({app})\n", flush=True)

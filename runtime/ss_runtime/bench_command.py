@@ -21,7 +21,7 @@ from ss_device.command_line import (
 )
 from ss_device.decoding import StepLimits, check_request
 from ss_device.errors import UserError
-from ss_device.outputs import check_writable
+from ss_device.outputs import check_new_file
 from ss_runtime.backends import (
     DTYPES,
     KV_BITS,
@@ -92,6 +92,7 @@ def _parser() -> CommandParser:
     run.add_argument("--repeat", type=positive, default=1, metavar="N", help="rounds over the prompts")
     run.add_argument("--output", type=Path, metavar="FILE", help="write JSON here and Markdown beside it")
     run.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (needs matplotlib)")
+    run.add_argument("--force", action="store_true", help="replace files that are there")
     run.set_defaults(body=run_methods)
     tune = commands.add_parser("tune", help=f"choose nodes and shape for this device, write {FILE}")
     _shared(tune, needs_input=False)
@@ -106,6 +107,7 @@ def _parser() -> CommandParser:
     plot.add_argument("results", type=Path, nargs="+", metavar="A.json", help="results of `ss-bench run`")
     plot.add_argument("--tuning", type=Path, metavar="FILE", help=f"a bundle's {FILE}: draw its step times")
     plot.add_argument("--output", type=Path, required=True, metavar="FILE", help="the picture's name")
+    plot.add_argument("--force", action="store_true", help="replace a picture that is there")
     plot.set_defaults(body=plot_results)
     return parser
 
@@ -190,7 +192,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse what could not be written in the end; folders of results are made."""
     for path in filter(None, (arguments.output, arguments.plot)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        check_writable(path)
+        check_new_file(path, arguments.force)
     if arguments.plot:
         check_plot_file(arguments.plot)
 
@@ -229,7 +231,7 @@ def compare_results(arguments: argparse.Namespace) -> None:
 
 def plot_results(arguments: argparse.Namespace) -> None:
     """Body of `plot`. An application's label is its file's name."""
-    check_writable(arguments.output)
+    check_new_file(arguments.output, arguments.force)
     check_plot_file(arguments.output)
     results: dict[str, dict] = {}
     for path in arguments.results:

@@ -201,6 +201,7 @@ def _add_parent_bias(commands) -> None:
     bias.add_argument("data", nargs="+", metavar="APP=FILE", help="JSON lines of each application")
     bias.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     bias.add_argument("--output", type=Path, required=True, help="safetensors file to write")
+    bias.add_argument("--force", action="store_true", help="replace a file that is there")
     bias.add_argument("--rank", type=positive, default=32)
     bias.add_argument("--epochs", type=positive, default=30)
     bias.add_argument("--seed", type=int, default=0)
@@ -362,11 +363,14 @@ def run_distill(arguments: argparse.Namespace) -> int:
 def run_parent_bias(arguments: argparse.Namespace) -> int:
     from ss_device.application import load_application
     from ss_device.base_model import open_base
+    from ss_device.outputs import check_new_file
     from ss_device.tokenizer_file import read_tokenizer
     from ss_device.training.examples import encode_examples, load_prompts
     from ss_device.training.parent_bias import save_parent_bias, train_parent_bias
     from ss_device.training.progress import training_progress
 
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    check_new_file(arguments.output, arguments.force)
     base = open_base(arguments.base)
     tokenizer = read_tokenizer(base.path)
     shape, documents = base.architecture, []

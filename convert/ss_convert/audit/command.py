@@ -13,6 +13,7 @@ from rich.table import Table
 from ss_convert.audit.devices import DEFAULTS, DEVICES, Device, device_named
 from ss_device.command_line import CommandParser, console, print_json, size_text
 from ss_device.errors import UserError, one_line
+from ss_device.outputs import check_new_file, write_text
 
 ENGINES = ("ane", "gpu")
 SHOWN_HAZARDS = 30
@@ -38,6 +39,7 @@ def parser() -> CommandParser:
     add("--compute", type=_positive, metavar="TFLOP/S", help="your own figure in place of the device's")
     add("--overhead", type=_not_negative, metavar="MS", help="per call (default: the device's, 0)")
     add("--html", type=Path, metavar="FILE", help="also write a report with plots")
+    add("--force", action="store_true", help="replace a report that is there")
     add("--json", action="store_true", help="print one JSON object")
     return made
 
@@ -47,14 +49,14 @@ def audit_command(arguments: argparse.Namespace) -> None:
     from ss_convert.audit.html import to_html
     from ss_convert.audit.report import audit
 
+    if arguments.html:
+        check_new_file(arguments.html, arguments.force)
     engine = arguments.engine or _engine_of(arguments.bundle)
     found = audit(arguments.bundle, engine, _device(arguments, engine))
     if sys.platform == "darwin":
         found = with_placement(found, arguments.bundle)
     if arguments.html:
-        if not arguments.html.parent.is_dir():
-            raise UserError(f"{arguments.html.parent}: no such folder")
-        arguments.html.write_text(to_html(found), encoding="utf-8")
+        write_text(arguments.html, to_html(found))
     if arguments.json:
         print_json(found.to_dict())
     else:
