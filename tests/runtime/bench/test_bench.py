@@ -180,7 +180,10 @@ def test_plots_of_several_applications(tmp_path, capsys):
     assert main(["plot", a, b, "--tuning", str(tuning), "--output", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     both = picture.stat().st_size
-    assert main(["plot", a, b, "--output", str(picture)]) == 0 and picture.stat().st_size != both
+    assert main(["plot", a, b, "--output", str(picture)]) == 2 and picture.stat().st_size == both
+    assert "exists already; --force replaces it" in capsys.readouterr().err
+    assert main(["plot", a, b, "--output", str(picture), "--force"]) == 0
+    assert picture.stat().st_size != both
     content = picture.read_bytes()
     tuning.write_text(json.dumps({"devices": {"x": {"a:float32": {"evidence": []}}}}))
     none = write_result_file(tmp_path / "none.json", {"plain": figures(speedup_end_to_end=None)})
@@ -191,7 +194,7 @@ def test_plots_of_several_applications(tmp_path, capsys):
         ([a, write_result_file(tmp_path / "other" / "a.json", {})], "named 'a'"),
         ([str(tmp_path / "nothing.json")], "no such file"),
     ):
-        assert main(["plot", *command, "--output", str(picture)]) == 2
+        assert main(["plot", *command, "--force", "--output", str(picture)]) == 2
         error = capsys.readouterr().err
         assert says in error and error.count("\n") == 1 and picture.read_bytes() == content
 
