@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from ss_device.errors import UserError
 from ss_device.strict_json import typed
+from ss_device.token_ids import is_token_id, outside_text
 
 ATTENTION = ("q", "k", "v", "o")
 PROJECTIONS = (*ATTENTION, "gate", "up", "down")
@@ -51,6 +52,9 @@ class Architecture:
     attention_scale: what queries are multiplied by (None: 1/√head_dim); soft caps: cap · tanh(x / cap).
     windows: per layer how many positions a row sees, its own included (None: all); () means no windows.
         A row at position p sees keys at positions > p - window.
+    bos_id: put in front of prompts, so it has a row in the embedding (UserError if not). eos_ids: any of
+        them ends a text. Configurations name some beyond the vocabulary, which no model can choose: they
+        stay, and are never fed (`end_id`).
     """
 
     family: str
@@ -104,6 +108,25 @@ class Architecture:
         _expect(set(self.biases) <= set(PROJECTIONS), f"biases {self.biases} are not of {PROJECTIONS}")
         _expect(len(self.windows) in (0, self.num_layers), "windows are not one for each layer")
         _expect(all(w is None or w >= 1 for w in self.windows), "a window must be at least 1")
+        if self.bos_id is not None and not is_token_id(self.bos_id, self.vocab_size):
+            raise UserError(f"bos_id: {outside_text(self.bos_id, self.vocab_size)}")
+        if strange := [i for i in self.eos_ids if type(i) is not int]:
+            raise UserError(f"eos_ids: {strange[0]!r} is not a token id")
+
+    @property
+    def end_id(self) -> int:
+        """The end token that is written behind a text: the first of `eos_ids` that the model has.
+
+        Raises UserError where it has none.
+        """
+        found = next((i for i in self.eos_ids if is_token_id(i, self.vocab_size)), None)
+        if found is None:
+            given = ", ".join(map(str, self.eos_ids)) or "none given"
+            raise UserError(
+                f"the base has no end token: eos_token_id ({given}) names none of its "
+                f"{self.vocab_size} tokens"
+            )
+        return found
 
     @property
     def query_scale(self) -> float:

@@ -69,7 +69,11 @@ def open_base(path: Path | str) -> BaseFolder:
     Raises UserError that names what is missing: folder, config.json, weights or tokenizer.json.
     """
     path, name = _located(Path(path))
-    architecture = read_architecture(read_json(path / "config.json"))
+    config = read_json(path / "config.json")
+    try:
+        architecture = read_architecture(config)
+    except UserError as error:
+        raise UserError(f"{path / 'config.json'}: {error}") from error
     tokenizer = path / "tokenizer.json"
     if not tokenizer.is_file():
         raise UserError(f"{path}: no tokenizer.json (a base model folder needs its tokenizer)")

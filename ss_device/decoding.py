@@ -13,6 +13,7 @@ from ss_device.acceptance import walk
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import CopyHistory, PromptLookup, lookup_tree
 from ss_device.sampling import Chooser
+from ss_device.step_checks import check_prompt
 from ss_device.tree import DraftTree, ParentBias, best_first_tree, k_ary_tree, root_only
 
 
@@ -21,7 +22,8 @@ class StepLimits:
     """What a step model takes: nodes per step N, nodes kept K, streams γ, context C in tokens.
 
     greedy_only: tokens are chosen inside the graph, by argmax, and no logits come out. defers_streams: a
-    step can leave the streams for later (`DeferringModel`).
+    step can leave the streams for later (`DeferringModel`). vocab_size: only ids below it may be fed (None:
+    the model looks nothing up by them).
     """
 
     num_nodes: int
@@ -30,6 +32,7 @@ class StepLimits:
     context: int
     greedy_only: bool = False
     defers_streams: bool = False
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class StepModel(Protocol):
     """The one contract of every back end (ARCHITECTURE.md). Single sequence, one step in flight.
 
     `choose` replaces the argmax of the logits; a back end whose limits say `greedy_only` does not take it.
+    Prompts and trees that do not fit the limits are a UserError (`step_checks`): no id outside the
+    vocabulary and no position beyond the context reaches an array.
     """
 
     limits: StepLimits
@@ -193,11 +198,12 @@ def decode(
     """Generate from `prompt` (token ids), yielding one Step per model call; greedily without a chooser.
 
     The text ends with a stop id (included), after `max_tokens`, or when the context is full. Raises
-    UserError for a prompt that leaves no room, a drafter larger than the model's step, or a chooser
-    where the back end gives no logits.
+    UserError for a prompt that leaves no room or holds an id outside the vocabulary, a drafter larger than
+    the model's step, or a chooser where the back end gives no logits.
     """
     limits = model.limits
     check_request(limits, drafter.num_nodes, len(prompt), max_tokens, chooser)
+    check_prompt(limits, prompt)
     # The cache holds every token but the newest one, so context - len(prompt) + 1 can be generated.
     budget = min(max_tokens, limits.context - len(prompt) + 1)
     history = drafter.start(prompt)

@@ -26,11 +26,11 @@ class DraftTree:
     depths: np.ndarray
 
     def __post_init__(self) -> None:
-        nodes = np.arange(self.num_nodes)
-        if self.num_nodes == 0 or self.parents[0] != -1 or np.any(self.parents >= nodes):
-            raise ValueError("a tree needs a root with parent -1 and parents before their children")
-        if np.any(self.parents[1:] < 0):
-            raise ValueError("a tree has one root")
+        _check_parents(self.parents)
+        if not len(self.tokens) == len(self.parents) == len(self.depths):
+            raise ValueError("a tree has as many tokens as parents and depths")
+        if self.depths[0] != 0 or np.any(self.depths[1:] != self.depths[self.parents[1:]] + 1):
+            raise ValueError("a node lies one deeper than its parent, the root at depth 0")
 
     @property
     def num_nodes(self) -> int:
@@ -64,12 +64,30 @@ class DraftTree:
 
 
 def tree_from_parents(tokens, parents) -> DraftTree:
-    """A tree from tokens and parents alone; depths are derived."""
-    tokens, parents = np.asarray(tokens, np.int32), np.asarray(parents, np.int32)
+    """A tree from tokens and parents alone; depths are derived. ValueError for what is no tree."""
+    tokens, parents = _int32(tokens), _int32(parents)
+    _check_parents(parents)
     depths = np.zeros_like(parents)
     for node in range(1, len(parents)):
         depths[node] = depths[parents[node]] + 1
     return DraftTree(tokens, parents, depths)
+
+
+def _check_parents(parents: np.ndarray) -> None:
+    """Raise ValueError unless one root comes first and every parent before its children."""
+    if len(parents) == 0 or parents[0] != -1 or np.any(parents >= np.arange(len(parents))):
+        raise ValueError("a tree needs a root with parent -1 and parents before their children")
+    if np.any(parents[1:] < 0):
+        raise ValueError("a tree has one root")
+
+
+def _int32(values) -> np.ndarray:
+    """`values` as int32; ValueError for one that 32 bits do not hold, which numpy would cut."""
+    given = np.asarray(values)
+    narrow = given.astype(np.int32, copy=False)
+    if narrow is not given and not np.array_equal(narrow, given):
+        raise ValueError("token ids and parents are whole numbers of 32 bits")
+    return narrow
 
 
 def root_only(token: int) -> DraftTree:

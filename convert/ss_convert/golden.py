@@ -51,7 +51,7 @@ def read_prompts(
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Text and token ids of a file's prompts; rows carry `prompt` or the application's fields.
 
-    Raises UserError for a row without them and for a prompt that the context does not hold.
+    Raises UserError for a row without them and for a prompt that context or vocabulary do not hold.
     """
     from ss_device.tokenizer_file import read_tokenizer
     from ss_runtime.tokenization import BundleTokenizer
@@ -62,10 +62,14 @@ def read_prompts(
         lambda row: row["prompt"] if "prompt" in row else fill_template(template, row, app),
         MAX_PROMPTS,
     )
-    tokenizer = BundleTokenizer(read_tokenizer(base.path), base.architecture.bos_id)
+    shape = base.architecture
+    tokenizer = BundleTokenizer(read_tokenizer(base.path), shape.bos_id, shape.vocab_size)
     prompts = []
     for index, (_, text) in enumerate(rows, 1):
-        ids = tokenizer.encode(text)
+        try:
+            ids = tokenizer.encode(text)
+        except UserError as error:
+            raise UserError(f"{path}: prompt {index}: {error}") from error
         if not 0 < len(ids) <= context:
             raise UserError(f"{path}: prompt {index} has {len(ids)} tokens, the context holds {context}")
         prompts.append((text, tuple(ids)))

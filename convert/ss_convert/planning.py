@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ss_convert import golden
+from ss_convert import golden, tokens_beyond
 from ss_convert.coreml.interface import function_names
 from ss_convert.coreml.options import CoreMLOptions, check_adapter
 from ss_convert.coreml.parts import part_names
@@ -94,7 +94,7 @@ class Plan:
             f"'{planned.app}' was trained"
             for planned in self.adapters
             if planned.adapter.base.sha256 != self.base.identity.sha256
-        ]
+        ] + tokens_beyond.notes(self.base.path / "tokenizer.json", self.base.architecture.vocab_size)
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def with_cache(
     text = CachedText(content, model.cache)
     file, messages = arguments.prompt_cache, []
     if file is not None and file.exists():
-        messages = text.load(file, model.limits.context)
+        messages = text.load(file, model.limits.context, model.limits.vocab_size)
     if arguments.trim_cache:
         text.trim(arguments.trim_cache)
         messages = []

@@ -23,6 +23,7 @@ from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
 from ss_device.files import read_tensors
+from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.tree import DraftTree, root_only
 
 MASKED = np.float16(-1e4)
@@ -89,6 +90,7 @@ class CoreMLStepModel:
             num_streams=config.num_streams,
             context=functions.context,
             greedy_only=not functions.sampling,
+            vocab_size=architecture.vocab_size,
         )
         self._prefill_engine, self._step_engine = prefill_engine, step_engine
         self._gated = config.main_attends_streams
@@ -110,13 +112,9 @@ class CoreMLStepModel:
     def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
         """All but the last prompt token in chunks; the last one as a one-node tree with streams.
 
-        The state is reused: masks hide what an earlier text left in it. Raises UserError for an empty
-        prompt or one longer than the context.
+        The state is reused: masks hide what an earlier text left in it.
         """
-        if not 1 <= len(tokens) <= self.limits.context:
-            raise UserError(
-                f"the prompt has {len(tokens)} tokens, this model takes 1 to {self.limits.context}"
-            )
+        check_prompt(self.limits, tokens)
         self._length, self._last = 0, None
         for start in range(0, len(tokens) - 1, self.functions.chunk):
             self._prefill_chunk(tokens[start : min(start + self.functions.chunk, len(tokens) - 1)])
@@ -128,15 +126,14 @@ class CoreMLStepModel:
     def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
         """Verify a tree of at most N nodes (METHOD: One decoding step).
 
-        Raises UserError for a larger tree, or with `choose` where the package returns no logits.
+        Raises UserError for a tree that does not fit, or with `choose` where the package returns no logits.
         """
         if choose is not None and self.limits.greedy_only:
             raise UserError(
                 f"{self.functions.package}: '{self.functions.step}' returns no logits to choose from; "
                 f"convert it with --sampling"
             )
-        if tree.num_nodes > self.limits.num_nodes:
-            raise UserError(f"{tree.num_nodes} nodes, this model takes at most {self.limits.num_nodes}")
+        check_tree(self.limits, tree, self._length)
         outputs = self._step_engine.predict(self.step_inputs(tree), self._state)
         self._last = _verified(tree, outputs, choose)
         # The call consumed the scratch rows of the step before.
@@ -144,16 +141,11 @@ class CoreMLStepModel:
         return self._last
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep these nodes (root first) of the last tree. Raises UserError when the context is full."""
+        """Keep these nodes (root first) of the last tree."""
         if self._last is None:
             raise ValueError("commit needs a step before it")
-        if self._length + len(path) > self.limits.context:
-            raise UserError(f"the context of {self.limits.context} tokens is full")
-        nodes = np.asarray(path, np.int32)
-        rows = np.searchsorted(self._last.kept, nodes).astype(np.int32)
-        if not np.array_equal(self._last.kept[np.minimum(rows, len(self._last.kept) - 1)], nodes):
-            raise ValueError(f"path {list(path)} holds nodes that were not kept")
-        self._accepted = (self._length, nodes, rows)
+        rows = kept_rows(self._last.kept, path)
+        self._accepted = (self._length, np.asarray(path, np.int32), rows)
         self._length += len(path)
         self._last = None
 

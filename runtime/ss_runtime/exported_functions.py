@@ -32,6 +32,7 @@ from ss_device.bundle import Bundle, BundledAdapter, MLXFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Choose, Drafter, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
+from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.tree import DraftTree, root_only
 from ss_runtime.kv_cache import Layers, write_rows
 from ss_runtime.stream_decoder import StreamDecoder
@@ -155,7 +156,12 @@ class FunctionModel:
     """`ss_device.decoding.StepModel` over an imported file: it knows the file and the table above only."""
 
     def __init__(
-        self, path: Path, functions: MLXFunctions, config: SpeculativeConfig, shape: tuple[int, int, int]
+        self,
+        path: Path,
+        functions: MLXFunctions,
+        config: SpeculativeConfig,
+        shape: tuple[int, int, int],
+        vocab_size: int,
     ) -> None:
         """shape: layers, key/value heads, head size. Raises UserError for a file that MLX cannot read."""
         try:
@@ -163,7 +169,12 @@ class FunctionModel:
         except (RuntimeError, ValueError) as error:
             raise UserError(f"{path}: not a readable MLX function ({one_line(error)})") from error
         self.limits = StepLimits(
-            functions.num_nodes, functions.num_kept, config.num_streams, functions.context, greedy_only=True
+            functions.num_nodes,
+            functions.num_kept,
+            config.num_streams,
+            functions.context,
+            greedy_only=True,
+            vocab_size=vocab_size,
         )
         layers, heads, size = shape
         dtype = getattr(mx, functions.dtype)
@@ -173,6 +184,7 @@ class FunctionModel:
 
     def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
         """As `StepModel.prefill`; the last chunk is padded."""
+        check_prompt(self.limits, tokens)
         self._length, self._kept = 0, None
         chunk, before = self._functions.chunk, list(tokens[:-1])
         for start in range(0, len(before), chunk):
@@ -190,6 +202,7 @@ class FunctionModel:
         """As `StepModel.step`; greedy, the choice is part of the function."""
         if choose is not None:
             raise UserError("exported functions choose greedily: no sampling and no penalties")
+        check_tree(self.limits, tree, self._length)
         size = 1 if tree.num_nodes == 1 else self._functions.num_nodes
         columns = np.zeros((3, size), np.int32)
         columns[0], columns[1] = tree.tokens[0], -1
@@ -213,7 +226,7 @@ class FunctionModel:
             raise RuntimeError("commit follows a step")
         lower, upper = np.zeros((2, self._functions.num_nodes), np.int32)
         lower[: len(path)] = path
-        upper[: len(path)] = np.searchsorted(self._kept, path)
+        upper[: len(path)] = kept_rows(self._kept, path)
         self._buffers = self._call(lower=lower, upper=upper)
         mx.eval(self._buffers)
         self._length += len(path)
@@ -236,7 +249,7 @@ def open_functions(bundle: Bundle, adapter: BundledAdapter) -> FunctionModel:
     """The adapter's exported functions as a step model."""
     a, functions = bundle.manifest.architecture, adapter.mlxfn
     shape = a.num_layers, a.num_kv_heads, a.head_dim
-    return FunctionModel(bundle.path / functions.file, functions, adapter.config, shape)
+    return FunctionModel(bundle.path / functions.file, functions, adapter.config, shape, a.vocab_size)
 
 
 def export_adapter(bundle: Bundle, adapter: BundledAdapter, functions: MLXFunctions, path: Path) -> None:

@@ -14,6 +14,7 @@ from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError
+from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.tree import DraftTree, root_only
 from ss_runtime.kv_cache import KVCache, Layers
 from ss_runtime.stream_decoder import StreamDecoder
@@ -76,7 +77,12 @@ class MLXStepModel:
         _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows)
         config.check(architecture)
         self.limits = StepLimits(
-            num_nodes, num_kept, config.num_streams, context, defers_streams=stream_rows == "accepted"
+            num_nodes,
+            num_kept,
+            config.num_streams,
+            context,
+            defers_streams=stream_rows == "accepted",
+            vocab_size=architecture.vocab_size,
         )
         self.config, self.prune_over, self.stream_rows = config, prune_over, stream_rows
         heads = architecture.num_kv_heads, architecture.head_dim
@@ -112,6 +118,7 @@ class MLXStepModel:
         Forgets the text before but its first `reuse` tokens, which the caller knows to be the prompt's
         (`ss_runtime.prompt_cache`). → the first root and the streams of the last prompt token.
         """
+        check_prompt(self.limits, tokens)
         self.cache.reset()
         self.cache.length = reuse
         self._kept = None
@@ -128,10 +135,7 @@ class MLXStepModel:
         With `choose` the step is not compiled and reads the logits of all nodes to the host. defer: leave
         the accepted node's streams to `streams`, if anybody asks for them.
         """
-        if tree.num_nodes > self.limits.num_nodes:
-            raise ValueError(f"a tree of {tree.num_nodes} nodes, the step takes {self.limits.num_nodes}")
-        if self.cache.length + int(tree.depths.max()) + 1 > self.limits.context:
-            raise ValueError(f"the tree reaches past the context of {self.limits.context} tokens")
+        check_tree(self.limits, tree, self.cache.length)
         if defer and not self.limits.defers_streams:
             raise ValueError(f"stream_rows '{self.stream_rows}' cannot put streams off")
         size = self._padded_size(tree.num_nodes)
@@ -177,7 +181,7 @@ class MLXStepModel:
         if self._kept is None:
             raise RuntimeError("commit follows a step")
         lower = [int(node) for node in path]
-        upper = [int(row) for row in np.searchsorted(self._kept, lower)]
+        upper = [int(row) for row in kept_rows(self._kept, lower)]
         num_lower = self.decoder.first_msa
         self.cache.commit([lower] * num_lower + [upper] * self.config.num_msa_layers)
         self._kept = None

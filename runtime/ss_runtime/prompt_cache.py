@@ -19,6 +19,7 @@ from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
 from ss_device.outputs import file_in_one_go
+from ss_device.token_ids import check_token_ids
 from ss_device.tree import DraftTree
 from ss_runtime.kv_cache import KVCache, write_rows
 from ss_runtime.mlx_model import MLXStepModel
@@ -97,14 +98,16 @@ class CachedText:
         except (RuntimeError, OSError) as error:
             raise UserError(f"{path}: cannot be written ({one_line(error)})") from error
 
-    def load(self, path: Path, context: int) -> list[dict]:
+    def load(self, path: Path, context: int, vocab_size: int | None = None) -> list[dict]:
         """Replace the text by a saved one. → the messages saved with it.
 
-        Raises UserError for a cache of another base, arithmetic or adapter, or a damaged file; the text is
-        then what it was.
+        Raises UserError for a cache of another base, arithmetic or adapter, for a damaged file and for a
+        token that a model of `vocab_size` tokens does not have; the text is then what it was.
         """
         arrays, about = _read(path)
         self._check(path, arrays, about, context)
+        if vocab_size is not None:
+            check_token_ids(arrays["tokens"].tolist(), vocab_size, f"{path}: its text")
         tokens, kv, messages = arrays["tokens"].tolist(), self.kv, _messages(path, about)
         kv.reset()
         kv.reserve(len(tokens))
@@ -134,7 +137,11 @@ class CachedText:
                 f"{path}: made with another base, arithmetic or adapter (content "
                 f"{about.get('content', '')[:12]}…, here {self.content[:12]}…)"
             )
-        length = arrays["tokens"].size
+        tokens = arrays["tokens"]
+        if tokens.ndim != 1 or tokens.dtype != mx.int32:
+            found = f"{tokens.dtype} {tokens.shape}"
+            raise UserError(f"{path}: 'tokens' is {found}, expected {mx.int32} in one dimension")
+        length = tokens.size
         if length > context:
             raise UserError(f"{path}: {length} tokens, the context holds {context}")
         for name, (shape, dtype) in kv.stacked(length).items():

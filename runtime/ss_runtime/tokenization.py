@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ss_device.bundle import Bundle
 from ss_device.errors import UserError, one_line
+from ss_device.token_ids import outside_text, outside_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -15,19 +16,29 @@ INCOMPLETE = "\ufffd"  # what decoding puts in place of a cut UTF-8 character
 
 
 class BundleTokenizer:
-    """`tokenizers.Tokenizer` with this project's rules: BOS comes first, special tokens are no text."""
+    """`tokenizers.Tokenizer` with this project's rules: BOS comes first, special tokens are no text.
 
-    def __init__(self, tokenizer: Tokenizer, bos_id: int | None) -> None:
+    vocab_size: rows of the model's embedding. The tokenizer may know more tokens, which are refused in a
+    prompt, or fewer: an id that it does not know is no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, bos_id: int | None, vocab_size: int) -> None:
         self.tokenizer = tokenizer
-        self.bos_id = bos_id
+        self.bos_id, self.vocab_size = bos_id, vocab_size
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, after BOS where the base has one. UserError for half a surrogate pair."""
+        """Token ids of a prompt, after BOS where the base has one.
+
+        UserError for half a surrogate pair and for text whose token has no row in the embedding.
+        """
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"the prompt is no Unicode text: {one_line(error)}") from error
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        if found := outside_vocabulary(ids, self.vocab_size):
+            text = self.tokenizer.id_to_token(found[0])
+            raise UserError(f"the prompt: {outside_text(found[0], self.vocab_size, text)}")
         return ids if self.bos_id is None else [self.bos_id, *ids]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -80,4 +91,5 @@ def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every problem
         raise UserError(f"{path}: not a readable tokenizer ({one_line(error)})") from error
-    return BundleTokenizer(tokenizer, bundle.manifest.architecture.bos_id)
+    architecture = bundle.manifest.architecture
+    return BundleTokenizer(tokenizer, architecture.bos_id, architecture.vocab_size)

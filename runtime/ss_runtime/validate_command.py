@@ -121,7 +121,7 @@ def golden_traces(
             f"{bundle.path}: adapter '{adapter.app}' has no golden traces; convert again where PyTorch "
             "is installed"
         )
-    return load_traces(bundle.path / stem)[:limit]
+    return load_traces(bundle.path / stem, bundle.manifest.architecture.vocab_size)[:limit]
 
 
 def validate_backend(

@@ -66,7 +66,7 @@ def fitting_prompts(
     """
     drawn = load_test_prompts(app, source, limit)
     pairs = [(q.text, q.row) for q in drawn]
-    encoded = encode_prompts(app, pairs, tokenizer, shape.bos_id, shape.eos_ids[0])
+    encoded = encode_prompts(app, pairs, tokenizer, shape.bos_id, shape.end_id, shape.vocab_size)
     room = longest or shape.max_positions - max_tokens
     kept = [(q, ids) for q, ids in zip(drawn, encoded, strict=True) if len(ids) <= room]
     if not kept:

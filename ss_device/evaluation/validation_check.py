@@ -33,7 +33,9 @@ def decode_validation(adapter_folder: Path, base_folder: Path, texts: Path, max_
     shape, seed = base.architecture, adapter.record["seed"]
     tokenizer = read_tokenizer(base.path)
     pairs = load_prompts(app, texts, None, seed)
-    documents = encode_examples(app, pairs, tokenizer, shape.bos_id, shape.eos_ids[0], max_length)
+    documents = encode_examples(
+        app, pairs, tokenizer, shape.bos_id, shape.end_id, max_length, shape.vocab_size
+    )
     documents = documents[: predicted["documents"]]
     nodes = adapter.config.num_streams + 1
     model = ReferenceStepModel(load_stream_model(base, adapter), nodes, nodes, None, "draft")

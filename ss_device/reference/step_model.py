@@ -12,6 +12,7 @@ from ss_device.acceptance import walk
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError
 from ss_device.reference.stream_model import KeysValues, Rows, StreamModel
+from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.tree import DraftTree, keep_best_nodes, root_only
 
 PRUNE_OVER = ("draft", "vocabulary")
@@ -44,6 +45,7 @@ class ReferenceStepModel:
             num_kept=kept,
             num_streams=model.config.num_streams,
             context=context or model.architecture.default_context,
+            vocab_size=model.architecture.vocab_size,
         )
         self.cache: list[KeysValues | None] = [None] * model.architecture.num_layers
         self._scratch: list[KeysValues] = []
@@ -57,6 +59,7 @@ class ReferenceStepModel:
     @torch.no_grad()
     def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
         """All but the last prompt token without streams; the last one as a one-node tree with them."""
+        check_prompt(self.limits, tokens)
         self.cache = [None] * len(self.cache)
         if len(tokens) > 1:
             rows = self._rows(torch.tensor([list(tokens[:-1])]), torch.arange(len(tokens) - 1), None)
@@ -70,6 +73,7 @@ class ReferenceStepModel:
     def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
         """Verify a tree; see `StepModel`. `Verified.logits` holds the main logits [K', V]."""
         n, first = self.length, self.model.first_msa_layer
+        check_tree(self.limits, tree, n)
         positions = torch.from_numpy(n + tree.depths.astype(np.int64))
         rows = self._rows(torch.from_numpy(tree.tokens.astype(np.int64))[None], positions, tree)
         self._scratch = []
@@ -90,7 +94,7 @@ class ReferenceStepModel:
     def commit(self, path: Sequence[int]) -> None:
         """Append the path's keys and values; lower layers hold all nodes, upper ones the kept."""
         nodes = torch.tensor(list(path))
-        among_kept = torch.from_numpy(np.searchsorted(self._kept, np.asarray(path)))
+        among_kept = torch.from_numpy(kept_rows(self._kept, path).astype(np.int64))
         for index, (keys, values) in enumerate(self._scratch):
             chosen = nodes if index < self.model.first_msa_layer else among_kept
             new = (keys[:, :, chosen], values[:, :, chosen])

@@ -340,7 +340,8 @@ def run_distill(arguments: argparse.Namespace) -> int:
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
     tokenizer, ends = read_tokenizer(base.path), base.architecture.eos_ids
     encode = encode_turns if app.kind == "chat" else encode_prompts
-    encoded = encode(app, pairs, tokenizer, base.architecture.bos_id, ends[0])
+    shape = base.architecture
+    encoded = encode(app, pairs, tokenizer, shape.bos_id, shape.end_id, shape.vocab_size)
     texts = [None] * len(encoded) if app.kind == "chat" else [text for text, _ in pairs]
     longest = arguments.longest_prompt or base.architecture.max_positions - arguments.max_tokens
     prompts = [Prompt(tuple(ids), t) for ids, t in zip(encoded, texts, strict=True) if len(ids) <= longest]
@@ -381,7 +382,7 @@ def run_parent_bias(arguments: argparse.Namespace) -> int:
         app = load_application(name)
         pairs = load_prompts(app, Path(path))
         documents += encode_examples(
-            app, pairs, tokenizer, shape.bos_id, shape.eos_ids[0], shape.max_positions
+            app, pairs, tokenizer, shape.bos_id, shape.end_id, shape.max_positions, shape.vocab_size
         )
     with training_progress("parent bias", arguments.json) as report:
         tensors = train_parent_bias(
@@ -426,8 +427,9 @@ def run_lora(arguments: argparse.Namespace) -> int:
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
     documents = encode_examples(
         app, pairs, read_tokenizer(base.path), base.architecture.bos_id,
-        base.architecture.eos_ids[0],
+        base.architecture.end_id,
         longest_example(arguments.max_length, base.architecture.max_positions),
+        base.architecture.vocab_size,
     )  # fmt: skip
     schedule = read_schedule(arguments)
     with writing(arguments.output), training_progress(f"{app.name}: LoRA", arguments.json) as report:
@@ -486,8 +488,9 @@ def run_adapter(arguments: argparse.Namespace) -> int:
         pairs,
         read_tokenizer(base.path),
         base.architecture.bos_id,
-        base.architecture.eos_ids[0],
+        base.architecture.end_id,
         longest_example(arguments.max_length, base.architecture.max_positions),
+        base.architecture.vocab_size,
     )
     held = min(arguments.valid, max(1, len(documents) // 10))
     with writing(arguments.output), training_progress(f"{app.name}: adapter", arguments.json) as report:

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
 from ss_device.evaluation.stopping import stop_length
 from ss_device.sampling import Sampling, keyed_uniform
+from ss_device.token_ids import is_token_id
 
 # A stop string is looked for in this many newest tokens while generating.
 TAIL = 32
@@ -53,13 +54,16 @@ def continuations(
     give the same text in any batch, up to near ties of the batch's arithmetic.
     """
     device, width = next(model.parameters()).device, max(len(p) for p in prompts)
-    ids = torch.full((len(prompts), width), eos_ids[0])
+    # Padding is masked, and is looked up in the embedding all the same.
+    known = model.get_input_embeddings().num_embeddings
+    padding = next((i for i in eos_ids if is_token_id(i, known)), prompts[0][0])
+    ids = torch.full((len(prompts), width), padding)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
         mask[row, width - len(prompt) :] = 1
     # The model folder's own generation settings (penalties, sampling) would change the distribution.
-    model.generation_config = GenerationConfig(eos_token_id=list(eos_ids), pad_token_id=eos_ids[0])
+    model.generation_config = GenerationConfig(eos_token_id=list(eos_ids), pad_token_id=padding)
     processors, criteria = [], []
     if settings.temperature > 0:
         numbers = samples or [0] * len(prompts)

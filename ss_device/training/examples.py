@@ -12,6 +12,7 @@ from ss_device.application import Application
 from ss_device.conversation import Piece
 from ss_device.errors import UserError
 from ss_device.json_lines import located
+from ss_device.token_ids import check_token_ids
 from ss_device.training.corpus import Document
 from ss_device.training.rows import read_rows
 
@@ -49,8 +50,12 @@ def encode_prompts(
     tokenizer: Tokenizer,
     bos_id: int | None,
     eos_id: int,
+    vocab_size: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of what precedes a row's (last) generated text: [bos] prompt, or a whole history."""
+    """Token ids of what precedes a row's (last) generated text: [bos] prompt, or a whole history.
+
+    Raises UserError, in all functions here, for an id that a model of `vocab_size` tokens does not have.
+    """
     prompts = []
     for text, row in pairs:
         if "prompt_ids" in row:
@@ -61,7 +66,17 @@ def encode_prompts(
         else:
             start = [] if bos_id is None else [bos_id]
             prompts.append([*start, *tokenizer.encode(text, add_special_tokens=False).ids])
+        _check_ids(prompts[-1], row, vocab_size)
     return prompts
+
+
+def _check_ids(ids: Sequence[int], row: dict, vocab_size: int | None) -> None:
+    """Raise UserError, with the row's place, for an id outside the vocabulary."""
+    try:
+        if vocab_size is not None:
+            check_token_ids(ids, vocab_size, "the row")
+    except UserError as error:
+        raise located(error, row) from error
 
 
 def encode_examples(
@@ -71,6 +86,7 @@ def encode_examples(
     bos_id: int | None,
     eos_id: int,
     max_length: int,
+    vocab_size: int | None = None,
 ) -> list[Document]:
     """Documents `[bos] prompt completion eos`; those longer than `max_length` tokens are left out.
 
@@ -81,6 +97,7 @@ def encode_examples(
     documents, shortest = [], None
     for text, row in pairs:
         ids, spans = _encode_row(app, text, row, tokenizer, bos_id, eos_id)
+        _check_ids(ids, row, vocab_size)
         shortest = min(shortest or spans[0][1], spans[0][1])
         fitting = [s for s in spans if s[1] <= max_length and s[1] > s[0]]
         if fitting and (app.kind == "chat" or len(ids) <= max_length):
@@ -139,10 +156,12 @@ def encode_turns(
     tokenizer: Tokenizer,
     bos_id: int | None,
     eos_id: int,
+    vocab_size: int | None = None,
 ) -> list[list[int]]:
     """Token ids of what precedes every assistant turn of conversations, their own history included."""
     prompts = []
     for _, row in pairs:
         ids, spans = _encode_pieces(app, app.pieces(row), tokenizer, bos_id, eos_id)
+        _check_ids(ids, row, vocab_size)
         prompts.extend(ids[:first] for first, _ in spans)
     return prompts

@@ -145,8 +145,8 @@ def test_a_new_prompt_forgets_the_old_one():
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda m: m.prefill([]), "0 tokens"),
-        (lambda m: m.prefill([1] * 13), "13 tokens, this model takes 1 to 12"),
+        (lambda m: m.prefill([]), "the prompt is empty"),
+        (lambda m: m.prefill([1] * 13), "13 tokens, the context holds 12"),
         (lambda m: m.step(tree_from_parents([1] * 6, range(-1, 5))), "6 nodes"),
     ],
 )
@@ -161,9 +161,8 @@ def test_a_full_context_and_a_commit_without_step_are_refused():
     model.prefill([1] * 12)
     with pytest.raises(ValueError, match="needs a step"):
         model.commit([0])
-    model.step(root_only(3))
-    with pytest.raises(UserError, match="context of 12 tokens is full"):
-        model.commit([0])
+    with pytest.raises(UserError, match="past the context of 12 tokens"):
+        model.step(root_only(3))
 
 
 def _bundle_of(coreml):

@@ -11,7 +11,7 @@ from ss_device.errors import UserError
 from ss_runtime.exported_functions import FunctionModel, export_functions, functions_of
 from ss_runtime.token_choice import make_chooser
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
-from tests.tiny_models import random_adapter
+from tests.tiny_models import VOCAB, random_adapter
 
 CASES = [
     (CONFIGS["paper"], 8, "float32"),
@@ -39,7 +39,7 @@ def exported(base, adapter, num_kept, dtype, path):
     export_functions(model.decoder, functions, getattr(mx, dtype), path)
     a = base.architecture
     shape = a.num_layers, a.num_kv_heads, a.head_dim
-    return model, FunctionModel(path, functions, adapter.config, shape)
+    return model, FunctionModel(path, functions, adapter.config, shape, a.vocab_size)
 
 
 @pytest.mark.parametrize(("config", "num_kept", "dtype"), CASES)
@@ -84,4 +84,4 @@ def test_what_a_file_cannot_do_is_said(mlx_base, tmp_path):
         next(decode(functions, Drafter(8), PROMPT, 5, chooser=make_chooser(0.7, {"seed": 1})))
     path.write_bytes(path.read_bytes()[:30])
     with pytest.raises(UserError, match="not a readable MLX function"):
-        FunctionModel(path, functions._functions, adapter.config, (3, 2, 8))
+        FunctionModel(path, functions._functions, adapter.config, (3, 2, 8), VOCAB)

@@ -18,7 +18,7 @@ EOS = 2
 
 @pytest.fixture(scope="module")
 def tokenizer(mlx_base):
-    return BundleTokenizer(Tokenizer.from_file(str(mlx_base.path / "tokenizer.json")), bos_id=1)
+    return BundleTokenizer(Tokenizer.from_file(str(mlx_base.path / "tokenizer.json")), 1, VOCAB)
 
 
 class Scripted:

@@ -184,7 +184,7 @@ def test_misuse_raises(mlx_base):
         model.commit([0])
     model.prefill(PROMPT)
     model.step(root_only(5))
-    with pytest.raises(ValueError, match="context"):
+    with pytest.raises(UserError, match="context"):
         model.step(tree_from_parents([5, 6], [-1, 0]))
-    with pytest.raises(ValueError, match="9 nodes"):
+    with pytest.raises(UserError, match="9 nodes"):
         model.step(random_tree(np.random.default_rng(0), 9, 5, VOCAB))

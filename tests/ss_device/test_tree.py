@@ -116,15 +116,18 @@ def test_config_refuses_what_cannot_be():
 def test_traces_there_and_back(tmp_path):
     rng = np.random.default_rng(0)
     steps = []
-    for nodes in (1, 5):
-        tree = root_only(7) if nodes == 1 else tree_from_parents([7, 1, 2, 3, 4], [-1, 0, 0, 1, 1])
-        kept = np.arange(nodes, dtype=np.int32)
+    for tree, path in (
+        (root_only(4), (0,)), (tree_from_parents([3, 1, 2, 3, 4], [-1, 0, 0, 1, 1]), (0, 1, 4))
+    ):  # fmt: skip
+        kept = np.arange(tree.num_nodes, dtype=np.int32)
+        chosen = np.array([3, 5, 5, 5, 5] if tree.num_nodes == 1 else [1, 4, 9, 9, 8])[kept]
         ids, values = probes(rng.normal(size=(3, 20)).astype(np.float32), 4)
-        steps.append(TraceStep(tree, kept, kept + 3, rng.random(nodes, np.float32), (0,), ids, values))
-    trace = Trace("a question", (1, 2, 3), (4, 5), 0.5, tuple(steps))
+        margins = rng.random(tree.num_nodes, np.float32)
+        steps.append(TraceStep(tree, kept, chosen.astype(np.int32), margins, path, ids, values))
+    trace = Trace("a question", (1, 2, 3), (4, 3, 1, 4), 0.5, tuple(steps))
     save_traces([trace, trace], tmp_path / "golden")
-    for loaded in load_traces(tmp_path / "golden"):
-        assert (loaded.text, loaded.prompt, loaded.generated) == ("a question", (1, 2, 3), (4, 5))
+    for loaded in load_traces(tmp_path / "golden", 20):
+        assert (loaded.text, loaded.prompt, loaded.generated) == ("a question", (1, 2, 3), (4, 3, 1, 4))
         for mine, theirs in zip(steps, loaded.steps, strict=True):
             assert mine.path == theirs.path
             for name in ("kept", "chosen", "margins", "probe_ids", "probe_logits"):
