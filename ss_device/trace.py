@@ -153,6 +153,8 @@ def _read_counts(path: Path) -> _Counts:
         counts = msgspec.convert(raw, _Counts)
     except msgspec.ValidationError as error:
         raise UserError(f"{path}: {one_line(error)}") from error
+    if not counts.prompts:
+        raise UserError(f"{path}: no golden prompts, so nothing to replay")
     if (steps := sum(p.steps for p in counts.prompts)) != len(counts.steps):
         raise UserError(f"{path}: its prompts have {steps} steps, {len(counts.steps)} are described")
     return counts

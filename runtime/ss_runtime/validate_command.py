@@ -15,6 +15,7 @@ from ss_device.errors import UserError
 from ss_device.trace import Trace, load_traces
 from ss_runtime.backends import DTYPES, check_backend, default_dtype, open_backend, why_not
 from ss_runtime.coreml_model import COMPUTE_UNITS
+from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.validation import TOLERANCES, Replay, golden_of, has_exact_weights, replay
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
@@ -23,11 +24,17 @@ NUMBERS = ("prompts", "exact", "steps", "nodes", "max |Δ logit|", "near ties", 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `ss-validate`; returns the exit code (1: some back end does not pass)."""
+    """Entry point of `ss-validate`.
+
+    → the exit code: 0 where every adapter was compared on some back end and every comparison passes; 1
+    where one does not, be it that a replay came to no comparison; 2 for bad input: a damaged bundle, no or
+    damaged golden traces, an adapter that no back end here can run.
+    """
     parser = CommandParser(
         prog="ss-validate",
         description="Replay the PyTorch reference's golden traces on other back ends and report every "
-        "difference. Exit code 1 if one is more than rounding.",
+        "difference. Exit code 1 if one is more than rounding or a replay compares nothing, 2 if there "
+        "is nothing to replay.",
         example="ss-validate build/sqlctx --backend mlx --backend executor:float16",
     )
     parser.add_argument("bundle", type=Path, help="bundle folder made by ss-convert")
@@ -56,22 +63,14 @@ def validate(arguments: argparse.Namespace) -> int:
     wanted = _wanted(arguments)
     bundle = open_bundle(arguments.bundle, verify=True)
     names = [arguments.adapter] if arguments.adapter else sorted(bundle.manifest.adapters)
-    replays: dict[str, list[Replay]] = {}
+    if not names:
+        raise UserError(f"{bundle.path}: no adapter in this bundle, so nothing to replay")
+    tokenizer = load_tokenizer(bundle)
     left_out: list[dict] = []
-    for name in names:
-        adapter = bundle.adapter(name)
-        replays[name] = []
-        for backend, dtype in [*wanted, *_exported(arguments, adapter)]:
-            traces = golden_traces(bundle, adapter, arguments.limit, backend)
-            if (reason := why_not(backend, bundle, adapter)) is None:
-                units = arguments.compute_units if backend == "coreml" else None
-                replays[name].append(validate_backend(bundle, adapter, traces, backend, dtype, units))
-            elif arguments.backend:
-                raise UserError(f"back end '{backend}': {reason}")
-            else:
-                left_out.append({"adapter": name, "backend": f"{backend}:{dtype}", "reason": reason})
-    if not any(replays.values()):
-        raise UserError("; ".join(f"{e['backend']}: {e['reason']}" for e in left_out))
+    replays = {
+        name: _validate_adapter(arguments, bundle, bundle.adapter(name), wanted, tokenizer, left_out)
+        for name in names
+    }
     passed = not any(r.failures for found in replays.values() for r in found)
     if arguments.json:
         results = [{"adapter": n, **r.to_dict()} for n, found in replays.items() for r in found]
@@ -83,6 +82,33 @@ def validate(arguments: argparse.Namespace) -> int:
         for entry in left_out:
             console().print(f"left out: {entry['backend']} ({entry['reason']})", markup=False)
     return 0 if passed else 1
+
+
+def _validate_adapter(
+    arguments: argparse.Namespace,
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    wanted: list[tuple[str, str]],
+    tokenizer: BundleTokenizer,
+    left_out: list[dict],
+) -> list[Replay]:
+    """An adapter on every back end; those that this machine cannot run go to `left_out`, but not all."""
+    name, replays, missing = adapter.app, [], []
+    for backend, dtype in [*wanted, *_exported(arguments, adapter)]:
+        traces = golden_traces(bundle, adapter, arguments.limit, backend)
+        check_prompts(traces, tokenizer, adapter)
+        if (reason := why_not(backend, bundle, adapter)) is None:
+            units = arguments.compute_units if backend == "coreml" else None
+            replays.append(validate_backend(bundle, adapter, traces, backend, dtype, units))
+        elif arguments.backend:
+            raise UserError(f"back end '{backend}': {reason}")
+        else:
+            missing.append({"adapter": name, "backend": f"{backend}:{dtype}", "reason": reason})
+    if not replays:
+        reasons = "; ".join(f"{entry['backend']}: {entry['reason']}" for entry in missing)
+        raise UserError(f"adapter '{name}': nothing can be compared here ({reasons})")
+    left_out += missing
+    return replays
 
 
 def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
@@ -122,6 +148,16 @@ def golden_traces(
             "is installed"
         )
     return load_traces(bundle.path / stem, bundle.manifest.architecture.vocab_size)[:limit]
+
+
+def check_prompts(traces: list[Trace], tokenizer: BundleTokenizer, adapter: BundledAdapter) -> None:
+    """Raise UserError where the bundle encodes a golden prompt's text to other ids than were recorded."""
+    for index, trace in enumerate(traces):
+        if tuple(tokenizer.encode(trace.text)) != trace.prompt:
+            raise UserError(
+                f"golden prompt {index} of '{adapter.app}': the bundle's tokenizer encodes its text to "
+                f"other token ids than were recorded; the traces are another tokenizer's"
+            )
 
 
 def validate_backend(
@@ -191,7 +227,7 @@ def notes(found: Replay) -> list[str]:
             f"logit difference, at most {cap:g} % of the largest logit)"
         )
     for d in found.differences[:SHOWN_DIFFERENCES]:
-        kind = "near tie" if d.margin <= limit else "DIFFERENT"
+        kind = "near tie" if found.is_near_tie(d) else "DIFFERENT"
         lines.append(
             f"{kind}: prompt {d.prompt}, step {d.step}, node {d.node}, position {d.position}: token "
             f"{d.chosen} instead of {d.expected}, margin {d.margin:.3g}"

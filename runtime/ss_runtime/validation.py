@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from ss_device.acceptance import walk
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel, Verified
 from ss_device.errors import UserError
@@ -28,6 +29,10 @@ class Tolerance:
     near_tie: float
     logits: float
 
+
+# Nodes that another arithmetic may prune where the reference kept them, as a share of those it kept: near
+# ties among early-exit scores. A tiny random model in float16 drops none of 266.
+DROPPED_SHARE = 0.1
 
 TOLERANCES = {
     "float32": Tolerance(near_tie=1e-4, logits=1e-3),
@@ -57,8 +62,10 @@ class Difference:
 class Replay:
     """What a replay found.
 
-    dropped_nodes: nodes the reference kept and the back end pruned away; broken_off: prompts whose
-    accepted path was among them; exact_weights: whether the back end's weights are the reference's.
+    nodes: choices compared; stream_steps: steps whose stream logits were compared; dropped_nodes: nodes the
+    reference kept and the back end pruned away; broken_off: prompts whose accepted path was among them;
+    not_finite: calls with logits that are not finite; wrong_walks: steps whose accepted node is not where
+    the back end's own choices lead; exact_weights: whether the back end's weights are the reference's.
     """
 
     backend: str
@@ -68,7 +75,10 @@ class Replay:
     token_exact: int = 0
     steps: int = 0
     nodes: int = 0
+    stream_steps: int = 0
     dropped_nodes: int = 0
+    not_finite: int = 0
+    wrong_walks: int = 0
     max_logit_difference: float = 0.0
     largest_logit: float = 1.0
     differences: list[Difference] = field(default_factory=list)
@@ -87,31 +97,53 @@ class Replay:
     @property
     def near_tie_limit(self) -> float:
         """A differing choice is a near tie up to this margin: twice the observed logit difference,
-        since both of the tokens' logits may have moved by it, capped per arithmetic."""
-        return min(2 * self.max_logit_difference, self.tolerance.near_tie * self.largest_logit)
+        since both of the tokens' logits may have moved by it, capped per arithmetic. 0 where a number
+        is not finite: nothing is explained then."""
+        limits = 2 * self.max_logit_difference, self.tolerance.near_tie * self.largest_logit
+        return min(limits) if np.isfinite(limits).all() else 0.0
+
+    def is_near_tie(self, difference: Difference) -> bool:
+        """Whether rounding explains a differing choice: by a margin that is one, and small."""
+        return 0 <= difference.margin <= self.near_tie_limit
 
     @property
     def near_ties(self) -> int:
-        return sum(d.margin <= self.near_tie_limit for d in self.differences)
+        return sum(self.is_near_tie(d) for d in self.differences)
+
+    @property
+    def compared_nothing(self) -> bool:
+        """Whether choices or stream logits were not compared once."""
+        return not (self.prompts and self.steps and self.nodes and self.stream_steps)
 
     @property
     def failures(self) -> list[str]:
         """Why this replay does not pass; empty when it does."""
         found = []
+        if self.compared_nothing:
+            found.append(
+                f"nothing to go by: {self.prompts} prompts, {self.steps} steps, {self.nodes} choices and "
+                f"the stream logits of {self.stream_steps} steps were compared"
+            )
+        if self.not_finite:
+            found.append(f"logits of {self.not_finite} calls are not finite")
+        if self.wrong_walks:
+            found.append(f"{self.wrong_walks} accepted nodes are not where the chosen tokens lead")
         if other := len(self.differences) - self.near_ties:
             found.append(f"{other} choices differ by more than rounding")
         limit = self.tolerance.logits * self.largest_logit
-        if self.max_logit_difference > limit or not np.isfinite(self.max_logit_difference):
+        if not (self.max_logit_difference <= limit and np.isfinite(limit)):
             found.append(f"stream logits differ by {self.max_logit_difference:.3g} (limit {limit:.3g})")
-        if self.is_exact and self.dropped_nodes:
+        may_drop = 0 if self.is_exact else DROPPED_SHARE * (self.nodes + self.dropped_nodes)
+        if self.dropped_nodes > may_drop:
             found.append(f"{self.dropped_nodes} kept nodes differ")
         if self.is_exact and self.broken_off:
             found.append(f"the accepted path was pruned away in {len(self.broken_off)} prompts")
         return found
 
     def to_dict(self) -> dict:
-        """JSON form, with every difference."""
-        limit = self.near_tie_limit
+        """JSON form, with every difference. A number is null where there is none: nothing was compared, or
+        a logit is not finite (`failures` says which)."""
+        compared = self.stream_steps > 0
         return {
             "backend": self.backend,
             "arithmetic": self.arithmetic,
@@ -120,16 +152,27 @@ class Replay:
             "token_exact": self.token_exact,
             "steps": self.steps,
             "nodes": self.nodes,
+            "stream_steps": self.stream_steps,
             "dropped_nodes": self.dropped_nodes,
+            "not_finite": self.not_finite,
+            "wrong_walks": self.wrong_walks,
             "broken_off": self.broken_off,
-            "max_logit_difference": self.max_logit_difference,
-            "near_tie_limit": limit,
-            "logit_limit": self.tolerance.logits * self.largest_logit,
-            "differences": [{**asdict(d), "near_tie": d.margin <= limit} for d in self.differences],
+            "max_logit_difference": _finite(self.max_logit_difference) if compared else None,
+            "near_tie_limit": self.near_tie_limit,
+            "logit_limit": _finite(self.tolerance.logits * self.largest_logit),
+            "differences": [
+                {**asdict(d), "margin": _finite(d.margin), "near_tie": self.is_near_tie(d)}
+                for d in self.differences
+            ],
             "failures": self.failures,
             "passed": not self.failures,
             "seconds": round(self.seconds, 2),
         }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if np.isfinite(value) else None
 
 
 PACKAGE_BACKENDS = ("executor", "coreml")
@@ -177,6 +220,12 @@ def replay(
 def _check_fits(model: StepModel, trace: Trace, index: int) -> None:
     nodes = max((s.tree.num_nodes for s in trace.steps), default=1)
     length = len(trace.prompt) + len(trace.generated) - 1
+    streams = {len(s.probe_ids) for s in trace.steps}
+    if streams - {model.limits.num_streams}:
+        raise UserError(
+            f"golden prompt {index} was recorded with {max(streams)} streams, this back end has "
+            f"{model.limits.num_streams}: traces of another adapter?"
+        )
     if nodes > model.limits.num_nodes:
         raise UserError(
             f"golden prompt {index} has trees of {nodes} nodes, this back end takes "
@@ -194,12 +243,14 @@ def _replay_prompt(
     """One prompt; False when the back end pruned the recorded path away and cannot go on."""
     proposal = model.prefill(list(trace.prompt))
     length = len(trace.prompt)
+    found.not_finite += not np.isfinite(proposal.stream_logits).all()
     if proposal.root != trace.generated[0]:
         found.differences.append(
             Difference(index, 0, 0, length, trace.generated[0], proposal.root, trace.first_margin, True)
         )
     for number, step in enumerate(trace.steps[:max_steps], 1):
         verified = model.step(step.tree)
+        _check_outcome(step, verified, found)
         _compare_nodes(index, number, length, step, verified, found)
         _compare_streams(step, verified, found)
         found.steps += 1
@@ -209,6 +260,14 @@ def _replay_prompt(
         model.commit(step.path)
         length += len(step.path)
     return True
+
+
+def _check_outcome(step: TraceStep, verified: Verified, found: Replay) -> None:
+    """What must hold of a step whatever the reference did: finite logits, and the walk that they give."""
+    logits = () if verified.logits is None else verified.logits
+    found.not_finite += not (np.isfinite(verified.stream_logits).all() and np.isfinite(logits).all())
+    path = walk(step.tree, verified.kept, verified.chosen) if 0 in verified.kept else [-1]
+    found.wrong_walks += path[-1] != verified.accepted
 
 
 def _compare_nodes(
@@ -234,7 +293,8 @@ def _compare_streams(step: TraceStep, verified: Verified, found: Replay) -> None
     if verified.accepted != step.path[-1]:
         return
     values = np.take_along_axis(np.asarray(verified.stream_logits, np.float32), step.probe_ids, axis=-1)
+    found.stream_steps += 1
     difference = float(np.max(np.abs(values - step.probe_logits)))
     # np.maximum keeps a NaN, max() would drop it.
     found.max_logit_difference = float(np.maximum(found.max_logit_difference, difference))
-    found.largest_logit = max(found.largest_logit, float(np.max(np.abs(step.probe_logits))))
+    found.largest_logit = float(np.maximum(found.largest_logit, np.max(np.abs(step.probe_logits))))
