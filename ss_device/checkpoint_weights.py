@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ss_device.architecture import Architecture
+from ss_device.checked_writing import checked_file
 from ss_device.errors import UserError, one_line, printable
 from ss_device.families import canonical_parts
 from ss_device.packed_weights import FACTORS, dequantize, packings
@@ -136,10 +137,10 @@ def write_tensors(
     for name, shape in shapes.items():
         start, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "F16", "shape": list(shape), "data_offsets": [start, end]}
-    with open(path, "wb") as file:
+    with checked_file(path) as file:
         file.write(_header(header))
         for name in shapes:
-            file.write(_bytes(read(name).astype("<f2", copy=False)))
+            file.write(np.ascontiguousarray(read(name), "<f2"))
 
 
 def write_stored(path: Path, stored: Mapping[str, StoredTensor]) -> None:
@@ -148,15 +149,10 @@ def write_stored(path: Path, stored: Mapping[str, StoredTensor]) -> None:
     for name, tensor in stored.items():
         start, end = end, end + tensor.num_bytes
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
-    with open(path, "wb") as file:
+    with checked_file(path) as file:
         file.write(_header(header))
         for tensor in stored.values():
-            file.write(_bytes(tensor.raw()))
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    """An array's bytes. `ndarray.tofile` would not report a write that fails when its buffer is emptied."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            file.write(tensor.raw())
 
 
 def _header(entries: dict) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ss_device.errors import UserError
-from ss_device.files import read_json
+from ss_device.strict_json import read_json
 
 
 def notes(tokenizer: Path, vocab_size: int) -> list[str]:

@@ -34,6 +34,7 @@ from ss_device.decoding import Choose, Drafter, Proposal, StepLimits, Verified
 from ss_device.errors import UserError, one_line
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.tree import DraftTree, root_only
+from ss_runtime.function_ids import number_ids
 from ss_runtime.kv_cache import Layers, write_rows
 from ss_runtime.stream_decoder import StreamDecoder
 from ss_runtime.tree_graph import TreeArrays, accepted_node, keep_best, node_scores, stream_mask
@@ -81,6 +82,7 @@ def export_functions(decoder: StreamDecoder, functions: MLXFunctions, dtype: mx.
             tree = {name: ids(size) for name in ("tokens", "parents", "depths")}
             exporter(**shared, **tree, count=ids(1), mask=mask(size))
         exporter(**shared, lower=ids(functions.num_nodes), upper=ids(functions.num_nodes))
+    number_ids(partial)
     os.replace(partial, path)
 
 

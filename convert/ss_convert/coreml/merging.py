@@ -14,6 +14,7 @@ from coremltools.models.utils import load_spec, save_spec
 from coremltools.proto import MIL_pb2, Model_pb2
 
 from ss_convert.coreml.compact import compact
+from ss_convert.coreml.reproducible import write_specification
 from ss_convert.coreml.shared_weights import SharedWeights
 
 WEIGHTS = "Data/com.apple.CoreML/weights"
@@ -45,6 +46,7 @@ def merge_specs(
             compact(program)
     path = folder / "merged.mlpackage"
     save_spec(merged, str(path), weights_dir=str(weights))
+    write_specification(merged, path)
     return path
 
 
