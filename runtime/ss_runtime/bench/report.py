@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 from ss_device.errors import UserError
+from ss_device.json_numbers import with_nulls
 from ss_device.outputs import WAIT_SECONDS, output_lock, write_text
 from ss_device.strict_json import read_json
 
@@ -20,8 +22,8 @@ RATES = ("decode_tokens_per_second", "end_to_end_tokens_per_second")
 
 
 def write_result(result: dict, path: Path) -> None:
-    """JSON with a line per run, and the Markdown beside it."""
-    text = json.dumps(result, indent=1)
+    """JSON with a line per run, and the Markdown beside it. A figure that is not finite is null."""
+    text = json.dumps(with_nulls(result), indent=1)
     flat = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
     with output_lock(path, WAIT_SECONDS):  # both files are of one result
         write_text(path.with_suffix(".md"), markdown(result))
@@ -120,7 +122,7 @@ def _is_spread(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def compare(before: dict, after: dict) -> dict:

@@ -278,7 +278,9 @@ def test_bad_input_is_one_line(bundle, rows, tmp_path, capsys):
     (tmp_path / "x.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     text = figures(decode_tokens_per_second={"median": "1"})
-    broken = ({"plain": {}}, ["plain"], {"plain": text}, {"plain": 3})
+    spread = {"median": float("nan"), "p10": 1.0, "p90": float("inf")}
+    no_number = figures(decode_tokens_per_second=spread)
+    broken = ({"plain": {}}, ["plain"], {"plain": text}, {"plain": 3}, {"plain": no_number})
     broken = [write_result_file(tmp_path / f"broken{i}.json", found) for i, found in enumerate(broken)]
     draft = ["--methods", "hf-assisted", "--draft"]
     run = ["run", str(bundle.path), "--input", str(rows), "--dtype", "float32"]
