@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
 import sys
 import traceback
@@ -22,6 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from ss_device.disk import refused
 from ss_device.errors import UserError, one_line
 from ss_device.json_lines import read_json_lines, read_lines
+from ss_device.json_numbers import with_nulls
 
 BAD_INPUT, DEFECT, INTERRUPTED = 2, 70, 130  # 70: EX_SOFTWARE of sysexits.h
 LOG_WIDTH = 120
@@ -149,15 +149,7 @@ def print_json(value: dict) -> None:
 
 def json_text(value: object, **settings) -> str:
     """Strict JSON: a number that is not finite becomes null. settings: of `json.dumps`."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **settings)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(with_nulls(value), ensure_ascii=False, allow_nan=False, **settings)
 
 
 def prompts_from_file(
