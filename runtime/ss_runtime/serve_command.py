@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -10,14 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from ss_device.bundle import open_bundle
-from ss_device.command_line import CommandParser, positive, run_command
+from ss_device.bundle import Bundle, open_bundle
+from ss_device.command_line import CommandParser, positive, positive_number, run_command
 from ss_device.errors import UserError
 from ss_runtime.backends import BASE_FILE, DTYPES, KV_BITS, QUANTIZATIONS, default_dtype, load_openblas
+from ss_runtime.serve.access_rules import AccessRules, check_exposure, chosen_key, rules_for
+from ss_runtime.serve.listening import listen, make_server, place, resolve
+from ss_runtime.serve.printable import printable
 from ss_runtime.tuning import untuned_hint
 
 # Running answers get this long after a signal; the call that runs then must end within the second time.
 SHUTDOWN_SECONDS, LAST_CALL_SECONDS = 5, 60
+KEY_VARIABLE = "SS_SERVE_API_KEY"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,7 +58,39 @@ def _parser() -> CommandParser:
         help="largest body (default: 1 MiB)",
     )
     add("--verbose", action="store_true", help="log every request")
+    _add_access(parser.add_argument_group("who may use it"))
+    _add_connections(parser.add_argument_group("connections"))
     return parser
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--api-key", metavar="KEY", help="Bearer token that all but /health needs")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the key (or set SS_SERVE_API_KEY)")
+    add("--without-api-key", action="store_true", help="listen beyond this machine and ask for no key")
+    add("--allow-host", action="append", default=[], metavar="NAME", help="also answer to this Host header")
+    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="let this site's pages call")
+    add("--report-cached", action="store_true", help="tell cached prompt tokens and seconds in 'usage'")
+    add("--forget-prompts", action="store_true", help="reuse nothing of the prompt before")
+
+
+def _add_connections(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--connections", type=positive, default=100, metavar="N", help="open at once (default: 100)")
+    add(
+        "--read-timeout",
+        type=positive_number,
+        default=10.0,
+        metavar="SECONDS",
+        help="for a whole request from its first byte (default: 10)",
+    )
+    add(
+        "--write-timeout",
+        type=positive_number,
+        default=10.0,
+        metavar="SECONDS",
+        help="for a client to take what was sent (default: 10)",
+    )
 
 
 def serve(arguments: argparse.Namespace) -> None:
@@ -63,39 +100,62 @@ def serve(arguments: argparse.Namespace) -> None:
     bundle = open_bundle(arguments.bundle)
     if not (bundle.path / BASE_FILE).is_file():
         raise UserError(f"{bundle.path}: the bundle has no MLX weights (ss-convert --target mlx)")
+    host, port = arguments.host, arguments.port
+    family, address = resolve(host, port)
+    rules = _rules(arguments, address)
     try:
-        import uvicorn
-
         from ss_runtime.serve.app import make_app
+        from ss_runtime.serve.connection import ConnectionLimits
     except ImportError as error:
         raise UserError("ss-serve needs starlette and uvicorn: pip install 'ss-device[runtime]'") from error
     load_openblas()
-    from ss_runtime.serve.engine import Engine
-
-    dtype = arguments.dtype or default_dtype("mlx")
-    config = uvicorn.Config(
-        app="",
-        host=arguments.host,
-        port=arguments.port,
-        log_level="info" if arguments.verbose else "warning",
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS + LAST_CALL_SECONDS,
-        server_header=False,
-    )
-    with listening(config) as socket:
-        names = arguments.adapters and [name for name in arguments.adapters.split(",") if name]
-        drafting = arguments.lookup, arguments.nodes
-        packing = arguments.quantize, arguments.kv_bits
-        engine = Engine(bundle, dtype, arguments.queue, *drafting, names, *packing)
-        config.app = make_app(engine, arguments.body_limit, arguments.max_tokens)
-        models = ", ".join([*engine.bank.names, engine.bank.base_name])
-        print(f"{models} at http://{_place(socket)}/v1 (Ctrl-C ends)", file=sys.stderr)
-        if engine.untuned:
-            print(untuned_hint(bundle, engine.untuned), file=sys.stderr)
+    limits = ConnectionLimits(arguments.connections, arguments.read_timeout, arguments.write_timeout)
+    with listen(host, port, family, address) as socket:  # before anything heavy is loaded
+        engine = _engine(arguments, bundle)
+        sizes = arguments.body_limit, arguments.max_tokens
+        app = make_app(engine, *sizes, rules, arguments.report_cached)
+        seconds = SHUTDOWN_SECONDS + LAST_CALL_SECONDS
+        server = make_server(
+            app, limits, arguments.verbose, seconds, lambda: engine.end_soon(SHUTDOWN_SECONDS)
+        )
+        _announce(engine, bundle, place(socket))
+        gc.freeze()  # what lives as long as the process is not searched for garbage again and again
         # uvicorn ends gracefully at a signal and then raises it again.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
-            _server(config, engine).run(sockets=[socket])
+            server.run(sockets=[socket])
     _leave()
+
+
+def _rules(arguments: argparse.Namespace, address: str) -> AccessRules:
+    """Who may use the server. Raises UserError for what would open it to others unasked."""
+    key = chosen_key(arguments.api_key, arguments.api_key_file, os.environ.get(KEY_VARIABLE))
+    check_exposure(address, key, arguments.without_api_key)
+    return rules_for(arguments.host, address, arguments.allow_host, arguments.allow_origin, key)
+
+
+def _engine(arguments: argparse.Namespace, bundle: Bundle):
+    from ss_runtime.serve.engine import Engine
+
+    names = arguments.adapters and [name for name in arguments.adapters.split(",") if name]
+    return Engine(
+        bundle,
+        arguments.dtype or default_dtype("mlx"),
+        arguments.queue,
+        arguments.lookup,
+        arguments.nodes,
+        names,
+        arguments.quantize,
+        arguments.kv_bits,
+        arguments.forget_prompts,
+    )
+
+
+def _announce(engine, bundle: Bundle, where: str) -> None:
+    models = ", ".join([*engine.bank.names, engine.bank.base_name])
+    print(f"{printable(models)} at http://{where}/v1 (Ctrl-C ends)", file=sys.stderr)
+    if engine.untuned:
+        print(untuned_hint(bundle, engine.untuned), file=sys.stderr)
 
 
 def _leave() -> NoReturn:
@@ -107,37 +167,3 @@ def _leave() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _server(config, engine):
-    """A uvicorn server whose signal handler also tells the engine."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig, frame) -> None:
-            engine.end_soon(SHUTDOWN_SECONDS)
-            super().handle_exit(sig, frame)
-
-    return Server(config)
-
-
-def _place(listener) -> str:
-    """Host and port of a bound socket, as a URL has them."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def listening(config):
-    """A bound socket, taken before anything heavy is loaded: IPv4 where the host has such an address.
-
-    Raises UserError when it cannot be had.
-    """
-    import socket
-
-    try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-        return socket.create_server(address[:2], family=family, backlog=config.backlog)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"cannot listen on {config.host}:{config.port}: {reason}") from error

@@ -35,7 +35,8 @@ class BundleTokenizer:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"the prompt is no Unicode text: {one_line(error)}") from error
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        # The form for batches lets other threads run meanwhile.
+        ids = self.tokenizer.encode_batch_fast([prompt], add_special_tokens=False)[0].ids
         if found := outside_vocabulary(ids, self.vocab_size):
             text = self.tokenizer.id_to_token(found[0])
             raise UserError(f"the prompt: {outside_text(found[0], self.vocab_size, text)}")

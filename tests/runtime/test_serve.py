@@ -33,6 +33,7 @@ from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, SHARED
 
 QUEUE, BODY, TOKENS = 2, 4000, 150
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def bundle(mlx_base, tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(bundle):
     engine = Engine(bundle, "float32", QUEUE, lookup=True, nodes=None)
-    app = make_app(engine, BODY, TOKENS)
+    app = make_app(engine, BODY, TOKENS, report_cached=True)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -129,10 +130,10 @@ def test_adapters_are_loaded_and_unloaded_while_it_runs(client, address, expecte
         (httpx.delete, "base", "is the base"),
         (httpx.post, "three", "no adapter 'three'"),
     ):
-        answer = method(f"{address}/v1/adapters/{name}")
+        answer = method(f"{address}/v1/adapters/{name}", headers=JSON)
         assert answer.status_code == 404 and says in answer.json()["error"]["message"]
     assert httpx.get(f"{address}/v1/adapters/two").status_code == 405
-    assert httpx.post(f"{address}/v1/adapters/two").json()["data"][1]["loaded"]
+    assert httpx.post(f"{address}/v1/adapters/two", headers=JSON).json()["data"][1]["loaded"]
     answer = client.completions.create(model="two", prompt="Hello", max_tokens=12)
     assert answer.choices[0].text == expected("two", "Hello")
 
@@ -223,14 +224,13 @@ def test_bad_requests_get_one_json_error(address, route, body, status, says):
 def test_broken_json(address):
     bad = (b"{", b"\xff", b"[" * 3000, b"", b'{"temperature": NaN}', rb'{"prompt": "\ud800"}', b"1e999,")
     for content in bad:
-        answer = httpx.post(f"{address}/v1/completions", content=content)
+        answer = httpx.post(f"{address}/v1/completions", content=content, headers=JSON)
         assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
 
 
 def test_numbers_beyond_floats_and_other_methods(address):
-    huge = httpx.post(
-        f"{address}/v1/completions", content=b'{"model": "one", "prompt": "a", "temperature": 1e999}'
-    )
+    body = b'{"model": "one", "prompt": "a", "temperature": 1e999}'
+    huge = httpx.post(f"{address}/v1/completions", content=body, headers=JSON)
     assert huge.status_code == 400 and "finite" in huge.json()["error"]["message"]
     integers = ("seed", "top_k", "max_tokens", "max_completion_tokens")
     numbers = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "lossy_typical")
@@ -245,7 +245,7 @@ def test_numbers_beyond_floats_and_other_methods(address):
         (httpx.delete, "models"),
         (httpx.put, "adapters/one"),
     ):
-        answer = method(f"{address}/v1/{route}")
+        answer = method(f"{address}/v1/{route}", headers=JSON)
         assert answer.status_code == 405 and "Not Allowed" in answer.json()["error"]["message"]
 
 
@@ -359,7 +359,7 @@ def test_waiting_clients_that_leave_free_their_places(client, address, bundle, e
             sockets = []
             for method, route, body in calls:
                 connection = http.client.HTTPConnection(host, int(port))
-                connection.request(method, route, json.dumps(body))
+                connection.request(method, route, json.dumps(body), JSON)
                 sockets.append(connection)
             assert _requests(address, 1 + QUEUE) == 1 + QUEUE
             assert httpx.post(f"{address}/v1/completions", json=ask).status_code == 429
@@ -468,7 +468,7 @@ def test_bad_options_are_one_line(bundle, tmp_path, capsys):
     for options, says in (
         (["--bundle", str(tmp_path)], "not a bundle"),
         (["--bundle", str(bundle.path), "--port", "99999"], "port 99999"),
-        (["--bundle", str(bundle.path), "--host", "203.0.113.7"], "cannot listen"),
+        (["--bundle", str(bundle.path), "--host", "203.0.113.7", "--without-api-key"], "cannot listen"),
         (["--bundle", str(bundle.path), "--host", "no such host"], "cannot listen"),
         (["--bundle", str(bundle.path), "--port", "0", "--nodes", "7"], "'one' was made for at most 6"),
         (["--bundle", str(bundle.path), "--port", "0", "--adapters", "one,three"], "no adapter 'three'"),

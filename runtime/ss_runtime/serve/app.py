@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from starlette.applications import Starlette
@@ -16,8 +16,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ss_runtime.serve.access import access_middleware
+from ss_runtime.serve.access_rules import AccessRules
 from ss_runtime.serve.engine import ClientGone, Engine, Usage
-from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request, parse_request
+from ss_runtime.serve.error_answer import error_answer
+from ss_runtime.serve.json_body import decode_json, read_body
+from ss_runtime.serve.printable import printable
+from ss_runtime.serve.requests import GenerationRequest, RequestError, RequestLimits, parse_request
 
 CLIENT_CLOSED = 499  # nginx's code; nobody reads the answer
 INTERNAL = RequestError(500, "server_error", "internal error; the server's log has the traceback")
@@ -25,18 +30,28 @@ log = logging.getLogger(__name__)
 
 
 class Service:
-    """The endpoints. body_limit: bytes of a request body; max_tokens: the most a request may ask for."""
+    """The endpoints. Arguments as in `make_app`."""
 
-    def __init__(self, engine: Engine, body_limit: int, max_tokens: int) -> None:
-        self.engine, self.body_limit, self.max_tokens = engine, body_limit, max_tokens
+    def __init__(
+        self, engine: Engine, body_limit: int, max_tokens: int, rules: AccessRules, report_cached: bool
+    ) -> None:
+        self.engine, self.body_limit, self.rules = engine, body_limit, rules
+        vocab = engine.bundle.manifest.architecture.vocab_size
+        self.limits = RequestLimits(vocab, engine.prompts.context, max_tokens)
+        self.report_cached = report_cached
 
     async def health(self, request: Request) -> Response:
-        """Status, loaded adapters, memory in bytes, requests that run or wait."""
+        """Status; with the API key, or where none is asked for, memory in bytes and requests held."""
+        if not self.rules.key_fits(request.headers.get("authorization")):
+            return JSONResponse({"status": "ok"})
         bank = self.engine.bank
+        caches = bank.prompt_caches()
+        if not self.report_cached:  # how long somebody's text is
+            caches = [{"bytes": cache["bytes"]} for cache in caches]
         memory = {
             "base": bank.base_bytes,
             "adapters": bank.memory(),
-            "prompt_caches": bank.prompt_caches(),
+            "prompt_caches": caches,
             **bank.device_memory(),
         }
         return JSONResponse({"status": "ok", "memory": memory, "requests": self.engine.present})
@@ -78,53 +93,33 @@ class Service:
         return await self._answer(request, chat=False)
 
     async def _answer(self, request: Request, chat: bool) -> Response:
-        vocab = self.engine.bundle.manifest.architecture.vocab_size
-        wanted = parse_request(await self._body(request), chat, vocab, self.max_tokens)
-        name, ids, limit = self.engine.prepare(wanted)
-        shape = Shape(chat, name)
-        if not wanted.stream:
-            return await self._whole(request, wanted, ids, limit, shape)
-        # A place is taken before the answer begins, so that a full queue can still say 429.
-        place = self.engine.place(partial(_left, request))
-        await place.__aenter__()
-        try:
+        body = await read_body(request, self.body_limit)
+        wanted = await self.engine.prompts.run(lambda: parse_request(decode_json(body), chat, self.limits))
+        async with AsyncExitStack() as held:
+            held.enter_context(self.engine.place())
+            name, ids, limit = await self.engine.prepare(wanted)
+            await held.enter_async_context(self.engine.turn(partial(_left, request)))
             self.engine.resident(name)  # it may have been unloaded while this request waited
-        except RequestError:
-            await place.__aexit__(None, None, None)
-            raise
-        return EventStream(self._events(wanted, ids, limit, shape), place)
-
-    async def _body(self, request: Request) -> object:
-        """The decoded JSON body, read no further than the limit."""
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self.body_limit:
-                raise RequestError(
-                    413, "invalid_request_error", f"the body is larger than {self.body_limit} bytes"
-                )
-        try:
-            value = json.loads(bytes(body), parse_constant=_refuse_constant)
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
-        except (ValueError, RecursionError) as error:
-            raise bad_request("the body is not valid JSON") from error
-        return value
+            shape = Shape(chat, name)
+            if not wanted.stream:
+                return await self._whole(request, wanted, ids, limit, shape)
+            # The turn came before the answer begins, so that it can still be another status.
+            return EventStream(self._events(wanted, ids, limit, shape), held.pop_all())
 
     async def _whole(
         self, request: Request, wanted: GenerationRequest, ids: list[int], limit: int, shape: Shape
     ) -> Response:
         usage, text, reason = Usage(), "", None
-        async with self.engine.place(partial(_left, request)):
-            records = self.engine.generate(wanted, shape.model, ids, limit, usage)
-            try:
-                async for record in records:
-                    if await request.is_disconnected():
-                        return Response(status_code=CLIENT_CLOSED)
-                    text += record.text
-                    reason = record.finish_reason
-            finally:
-                await records.aclose()
-        return JSONResponse({**shape.whole(text, reason), "usage": usage.to_dict()})
+        records = self.engine.generate(wanted, shape.model, ids, limit, usage)
+        try:
+            async for record in records:
+                if await request.is_disconnected():
+                    return Response(status_code=CLIENT_CLOSED)
+                text += record.text
+                reason = record.finish_reason
+        finally:
+            await records.aclose()
+        return JSONResponse({**shape.whole(text, reason), "usage": usage.to_dict(self.report_cached)})
 
     async def _events(
         self, wanted: GenerationRequest, ids: list[int], limit: int, shape: Shape
@@ -139,23 +134,24 @@ class Service:
                 if record.text or record.finish_reason:
                     yield _event(shape.chunk(record.text, record.finish_reason))
             if wanted.stream_usage:
-                yield _event({**shape.head(chunk=True), "choices": [], "usage": usage.to_dict()})
+                counts = usage.to_dict(self.report_cached)
+                yield _event({**shape.head(chunk=True), "choices": [], "usage": counts})
             yield "data: [DONE]\n\n"
         except RequestError as error:  # the answer has begun: its end says why it is cut short
             yield _event(error.to_dict())
         except Exception:
-            log.exception("a stream of '%s' ended early", shape.model)
+            log.exception("a stream of '%s' ended early", printable(shape.model))
             yield _event(INTERNAL.to_dict())
         finally:
             await records.aclose()
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events that hold a place in the queue and give it back whatever ends them."""
+    """Server-sent events that hold a place and the turn and give them back whatever ends them."""
 
-    def __init__(self, events: AsyncIterator[str], place: AbstractAsyncContextManager) -> None:
+    def __init__(self, events: AsyncIterator[str], held: AsyncExitStack) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._events, self._place = events, place
+        self._events, self._held = events, held
 
     async def __call__(self, scope, receive, send) -> None:
         try:
@@ -163,7 +159,7 @@ class EventStream(StreamingResponse):
         finally:
             # Also when the client went away before the first event.
             await self._events.aclose()
-            await self._place.__aexit__(None, None, None)
+            await self._held.aclose()
 
 
 class Shape:
@@ -191,16 +187,28 @@ class Shape:
         return {"index": 0, "logprobs": None, "finish_reason": reason, **content}
 
 
-def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
-    """The ASGI application. Closing it closes the engine."""
-    service = Service(engine, body_limit, max_tokens)
+def make_app(
+    engine: Engine,
+    body_limit: int,
+    max_tokens: int,
+    rules: AccessRules | None = None,
+    report_cached: bool = False,
+) -> Starlette:
+    """The ASGI application. Closing it closes the engine.
+
+    body_limit: bytes of a request body; max_tokens: the most a request may ask for; rules: None are those
+    of a server for this machine alone; report_cached: tell what of a prompt was cached, and seconds.
+    """
+    rules = rules or AccessRules()
+    service = Service(engine, body_limit, max_tokens, rules, report_cached)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         engine.close()
 
-    return Starlette(
+    app = Starlette(
+        middleware=access_middleware(rules),
         routes=[
             Route("/health", service.health),
             Route("/v1/models", service.models),
@@ -220,11 +228,8 @@ def make_app(engine: Engine, body_limit: int, max_tokens: int) -> Starlette:
         },
         lifespan=lifespan,
     )
-
-
-def _refuse_constant(name: str) -> None:
-    """NaN and Infinity, which Python's reader takes for JSON."""
-    raise ValueError(name)
+    app.router.redirect_slashes = False  # a redirect would repeat the Host header
+    return app
 
 
 def _event(value: dict) -> str:
@@ -232,15 +237,13 @@ def _event(value: dict) -> str:
 
 
 async def _refused(request: Request, error: RequestError) -> Response:
-    headers = {"Retry-After": "1"} if error.status == 429 else None
-    return JSONResponse(error.to_dict(), error.status, headers)
+    return error_answer(error)
 
 
 async def _no_such_route(request: Request, error: HTTPException) -> Response:
-    problem = RequestError(
-        error.status_code, "invalid_request_error", f"{request.url.path}: {error.detail}"
-    )
-    return JSONResponse(problem.to_dict(), error.status_code)
+    path = request.scope["path"]  # not request.url: a Host header may make that unreadable
+    problem = RequestError(error.status_code, "invalid_request_error", f"{path}: {error.detail}")
+    return error_answer(problem, error.headers)
 
 
 async def _left(request: Request) -> None:
@@ -254,4 +257,4 @@ async def _gone(request: Request, error: ClientDisconnect | ClientGone) -> Respo
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    return JSONResponse(INTERNAL.to_dict(), INTERNAL.status)
+    return error_answer(INTERNAL)

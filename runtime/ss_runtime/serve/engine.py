@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,11 +14,10 @@ from ss_device.bundle import Bundle
 from ss_device.decoding import Drafter, check_request
 from ss_device.errors import UserError, one_line
 from ss_device.prompt_lookup import PromptLookup
-from ss_runtime.chat_prompt import ChatPrompt
 from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
 from ss_runtime.plain_base import has_streams
+from ss_runtime.serve.prompts import PromptReader
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
-from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import drafts_need_tuning, read_tuning
 
 
@@ -43,22 +42,27 @@ class Usage:
         self.calls += record.step.tree is not None
         self.drafted += record.num_drafted
 
-    def to_dict(self) -> dict:
-        """OpenAI's `usage`; `speculation` is this project's addition."""
+    def to_dict(self, with_cached: bool = False) -> dict:
+        """OpenAI's `usage`; `speculation` is this project's addition.
+
+        with_cached: also what tells of prompts that others sent before, cached tokens and seconds.
+        """
         after_first = self.completion_tokens - 1
-        return {
+        found = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {"accepted_prediction_tokens": self.drafted},
             "speculation": {
                 "model_calls": self.calls,
                 "tokens_per_call": round(after_first / self.calls, 4) if self.calls else None,
-                "seconds": round(self.seconds, 4),
                 "lossy_typical": self.lossy_typical,
             },
         }
+        if with_cached:
+            found["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+            found["speculation"]["seconds"] = round(self.seconds, 4)
+        return found
 
 
 class Engine:
@@ -66,7 +70,8 @@ class Engine:
 
     queue: requests that may wait while another one runs; one more gets 429. lookup: draft copies too.
     Without nodes and lookup an adapter drafts as `ss-bench tune` chose on this device, where it did.
-    names: adapters to load (None: all); quantize, kv_bits: as in `AdapterBank`.
+    names: adapters to load (None: all); quantize, kv_bits: as in `AdapterBank`. forget_prompts: every
+    prompt is computed from its beginning.
     """
 
     def __init__(
@@ -79,15 +84,15 @@ class Engine:
         names: list[str] | None = None,
         quantize: str | None = None,
         kv_bits: int | None = None,
+        forget_prompts: bool = False,
     ) -> None:
-        self.bundle, self.queue = bundle, queue
+        self.bundle, self.queue, self._forget_prompts = bundle, queue, forget_prompts
         self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
         self._turn = asyncio.Lock()
         self._present = 0
         self._end: float | None = None
-        self.tokenizer = load_tokenizer(bundle)
-        self.chat = ChatPrompt(bundle.path, self.tokenizer)
+        self.prompts = PromptReader(bundle)
         self.started = int(time.time())
         self.bank = self._worker.submit(self._open_bank, dtype, names, quantize, kv_bits).result()
         models = [*self.bank.names, self.bank.base_name]
@@ -101,7 +106,8 @@ class Engine:
         return AdapterBank(self.bundle, dtype, *settings)
 
     def close(self) -> None:
-        """Wait for the running model call and end the worker."""
+        """Wait for the running model call and end the threads."""
+        self.prompts.close()
         self._worker.shutdown(wait=True, cancel_futures=True)
 
     def end_soon(self, seconds: float) -> None:
@@ -117,30 +123,34 @@ class Engine:
 
     @property
     def present(self) -> int:
-        """Requests that run or wait."""
+        """Requests that run, wait or have their prompt read."""
         return self._present
 
-    @asynccontextmanager
-    async def place(self, left: Callable[[], Awaitable] | None = None) -> AsyncIterator[None]:
-        """A place in the queue, then the turn. left: returns once nobody waits for the answer any more.
-
-        Raises RequestError: 429 when the queue is full, 503 once the server ends; ClientGone when `left`
-        returned before the turn came: the place is free again.
-        """
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in the queue. Raises RequestError 429 when it is full."""
         if self._present > self.queue:
             raise RequestError(
                 429, "rate_limit_error", f"{self.queue} requests are waiting: try again later"
             )
         self._present += 1
         try:
-            await self._take_turn(left)
-            try:
-                self._check_end(running=False)
-                yield
-            finally:
-                self._turn.release()
+            yield
         finally:
             self._present -= 1
+
+    @asynccontextmanager
+    async def turn(self, left: Callable[[], Awaitable] | None = None) -> AsyncIterator[None]:
+        """The turn to use the models. left: returns once nobody waits for the answer any more.
+
+        Raises RequestError 503 once the server ends; ClientGone when `left` returned before the turn came.
+        """
+        await self._take_turn(left)
+        try:
+            self._check_end(running=False)
+            yield
+        finally:
+            self._turn.release()
 
     async def _take_turn(self, left: Callable[[], Awaitable] | None) -> None:
         """Wait for the turn, or raise ClientGone when `left` returns first."""
@@ -165,17 +175,12 @@ class Engine:
         """Run a function in the worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
-    def prepare(self, request: GenerationRequest) -> tuple[str, list[int], int]:
+    async def prepare(self, request: GenerationRequest) -> tuple[str, list[int], int]:
         """The adapter's name, prompt ids and token limit. Raises RequestError for what cannot be run."""
         resident = self.resident(request.model)
+        ids = await self.prompts.ids(request)
+        limit = request.max_tokens or resident.adapter.max_tokens
         try:
-            if request.messages is not None:
-                ids = self.chat.ids(request.messages)
-            elif isinstance(request.prompt, str):
-                ids = self.tokenizer.encode(request.prompt)
-            else:
-                ids = list(request.prompt)
-            limit = request.max_tokens or resident.adapter.max_tokens
             check_request(resident.model.limits, 1, len(ids), limit, request.chooser)
         except UserError as error:
             raise bad_request(str(error)) from error
@@ -191,13 +196,17 @@ class Engine:
     async def change(self, name: str, load: bool, left: Callable[[], Awaitable] | None = None) -> None:
         """Load or unload an adapter between two generations. Raises RequestError 404 for an unknown one.
 
-        left: as in `place`.
+        left: as in `turn`.
         """
-        async with self.place(left):
-            try:
-                await self.run(partial(self._load if load else self._unload, name))
-            except UserError as error:
-                raise RequestError(404, "model_not_found", one_line(error)) from error
+        with self.place():
+            async with self.turn(left):
+                await self._change(name, load)
+
+    async def _change(self, name: str, load: bool) -> None:
+        try:
+            await self.run(partial(self._load if load else self._unload, name))
+        except UserError as error:
+            raise RequestError(404, "model_not_found", one_line(error)) from error
 
     def _load(self, name: str) -> None:
         known = name in self.bank.names
@@ -250,9 +259,11 @@ class Engine:
             limit,
             frozenset(self.bundle.manifest.architecture.eos_ids),
             (*resident.adapter.stop_strings, *request.stop_strings),
-            self.tokenizer,
+            self.prompts.tokenizer,
             request.chooser,
         )
+        if self._forget_prompts:
+            await self.run(partial(resident.model.text.trim, 0))
         usage.prompt_tokens, usage.lossy_typical = len(ids), lossy_epsilon(request.chooser)
         try:
             while True:

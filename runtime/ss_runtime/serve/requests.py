@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ss_device.errors import UserError
 from ss_device.sampling import Chooser
+from ss_runtime.serve.printable import printable
 from ss_runtime.token_choice import make_chooser
 
 # Fields that change the answer and that this server does not have: refused unless they say nothing.
@@ -22,15 +23,15 @@ UNSUPPORTED = {
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
 }
-MAX_STOPS = 4
+MAX_STOPS, MAX_STOP_LENGTH = 4, 1000
 
 
 class RequestError(Exception):
-    """A request that gets an error as its answer: HTTP status, OpenAI error type, one line."""
+    """A request that gets an error as its answer: HTTP status, OpenAI error type, one printable line."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.kind, self.message = status, kind, " ".join(message.split())
+        self.status, self.kind, self.message = status, kind, printable(message)
 
     def to_dict(self) -> dict:
         return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.status}}
@@ -54,8 +55,17 @@ class GenerationRequest:
     stream_usage: bool
 
 
-def parse_request(body: object, chat: bool, vocab_size: int, max_tokens: int) -> GenerationRequest:
-    """Check a decoded JSON body. max_tokens: the most a request may ask for. Raises RequestError."""
+@dataclass(frozen=True)
+class RequestLimits:
+    """Ids lie below vocab_size; context: most tokens of a prompt; max_tokens: most to be asked for."""
+
+    vocab_size: int
+    context: int
+    max_tokens: int
+
+
+def parse_request(body: object, chat: bool, limits: RequestLimits) -> GenerationRequest:
+    """Check a decoded JSON body. Raises RequestError."""
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     for name, harmless in UNSUPPORTED.items():
@@ -63,13 +73,13 @@ def parse_request(body: object, chat: bool, vocab_size: int, max_tokens: int) ->
             raise bad_request(f"'{name}' is not supported by this server")
     wanted = _typed(body, "max_completion_tokens", int)
     wanted = _typed(body, "max_tokens", int) if wanted is None else wanted
-    if wanted is not None and not 1 <= wanted <= max_tokens:
-        raise bad_request(f"'max_tokens' must lie between 1 and {max_tokens}")
+    if wanted is not None and not 1 <= wanted <= limits.max_tokens:
+        raise bad_request(f"'max_tokens' must lie between 1 and {limits.max_tokens}")
     options = _typed(body, "stream_options", dict) or {}
     return GenerationRequest(
         model=_typed(body, "model", str),
         messages=_messages(body) if chat else None,
-        prompt=None if chat else _prompt(body, vocab_size),
+        prompt=None if chat else _prompt(body, limits),
         max_tokens=wanted,
         stop_strings=_stops(body),
         chooser=_chooser(body),
@@ -129,15 +139,18 @@ def _message(message: object, index: int) -> dict:
     return {"role": message["role"], "content": content}
 
 
-def _prompt(body: dict, vocab_size: int) -> str | list[int]:
+def _prompt(body: dict, limits: RequestLimits) -> str | list[int]:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
         return prompt
-    if isinstance(prompt, list) and prompt and all(type(t) is int and 0 <= t < vocab_size for t in prompt):
+    if isinstance(prompt, list) and len(prompt) > limits.context:
+        raise bad_request(f"the prompt has {len(prompt)} tokens, the context holds {limits.context}")
+    vocab = limits.vocab_size
+    if isinstance(prompt, list) and prompt and all(type(t) is int and 0 <= t < vocab for t in prompt):
         return prompt
-    raise bad_request(f"'prompt' must be one text or one list of token ids below {vocab_size}")
+    raise bad_request(f"'prompt' must be one text or one list of token ids below {vocab}")
 
 
 def _stops(body: dict) -> tuple[str, ...]:
@@ -149,6 +162,8 @@ def _stops(body: dict) -> tuple[str, ...]:
         raise bad_request("'stop' must be a text or a list of texts")
     if len(stops) > MAX_STOPS:
         raise bad_request(f"'stop' has {len(stops)} texts, at most {MAX_STOPS} are taken")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise bad_request(f"'stop': a text has more than {MAX_STOP_LENGTH} characters")
     return tuple(stops)
 
 

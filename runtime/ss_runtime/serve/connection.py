@@ -1,0 +1,168 @@
+"""Connections that no client can hold for nothing: uvicorn's protocol with deadlines and a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ss_runtime.serve.requests import RequestError
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """connections: open at once; read_seconds: for a whole request from its first byte on, and for the
+    first byte of a connection; write_seconds: for taking what was sent.
+    """
+
+    connections: int = 100
+    read_seconds: float = 10.0
+    write_seconds: float = 10.0
+
+
+class SizedRequests(h11.Connection):
+    """Reads requests whose body has a stated length; `problem` is what was wrong with the last one.
+
+    A chunked body is refused: pieces of one byte each would keep the event loop busy for a second
+    per 256 KiB, and no client of a JSON interface needs them.
+    """
+
+    problem = RequestError(400, "invalid_request_error", "invalid HTTP request")
+
+    def next_event(self):
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request) and any(n == b"transfer-encoding" for n, _ in event.headers):
+                raise h11.RemoteProtocolError("a body needs a Content-Length", error_status_hint=411)
+        except h11.RemoteProtocolError as error:
+            message = f"invalid HTTP request: {error}"
+            self.problem = RequestError(error.error_status_hint, "invalid_request_error", message)
+            raise
+        return event
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection. Refusals that the application never sees have its JSON form as well."""
+
+    def __init__(self, *arguments, limits: ConnectionLimits, **settings) -> None:
+        super().__init__(*arguments, **settings)
+        self.conn = SizedRequests(h11.SERVER)
+        self._limits = limits
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self.waiting_since: float | None = None  # the client has the word; None while the server has it
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        # Whatever the system's buffers do not take at once counts as a client that does not read.
+        transport.set_write_buffer_limits(high=0)
+        self._watch_reading()
+        if sum(not c.transport.is_closing() for c in self.connections) > self._limits.connections:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close what has waited longest for its client; this connection where the others wait for us."""
+        others = [
+            c
+            for c in self.connections
+            if c is not self and c.waiting_since is not None and not c.transport.is_closing()
+        ]
+        if others:
+            min(others, key=lambda c: c.waiting_since).transport.abort()
+        else:
+            self._refuse(RequestError(503, "server_error", "too many connections: try again later"))
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._half_read():
+            self._watch_reading()
+        else:  # idle: uvicorn's own timer runs
+            self._stop_reading_timer()
+            self.waiting_since = self.loop.time()
+
+    def _half_read(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY or (
+            self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        )
+
+    def _watch_reading(self) -> None:
+        """A deadline while a request is incomplete. Bytes that come one by one do not move it."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY) or self.transport.is_closing():
+            self._stop_reading_timer()
+            self.waiting_since = None
+        elif self._read_timer is None:
+            self.waiting_since = self.loop.time()
+            self._read_timer = self.loop.call_later(self._limits.read_seconds, self._read_too_long)
+
+    def _stop_reading_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _read_too_long(self) -> None:
+        self._read_timer = None
+        if self._half_read():
+            message = f"the request was not complete after {self._limits.read_seconds:g} s"
+            self._refuse(RequestError(408, "invalid_request_error", message))
+        else:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._limits.write_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self.conn.problem)
+
+    def shutdown(self) -> None:
+        """Told once, when the server ends. A request that is still arriving is not waited for."""
+        if self.transport.is_closing():
+            return
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering and self.conn.their_state is h11.SEND_BODY:
+            self._refuse(RequestError(503, "server_error", "the server is shutting down"))
+        else:
+            super().shutdown()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer, unless an answer has begun, and close. The application learns that the client is gone."""
+        running = self.cycle is not None and not self.cycle.response_complete
+        if not (running and self.cycle.response_started):
+            self.transport.write(_raw_answer(error))
+        if running:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+
+def _raw_answer(error: RequestError) -> bytes:
+    """A whole HTTP answer; h11's own state may not allow it any more."""
+    body = json.dumps(error.to_dict(), ensure_ascii=False).encode()
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
