@@ -119,7 +119,8 @@ def serve(arguments: argparse.Namespace) -> None:
             app, limits, arguments.verbose, seconds, lambda: engine.end_soon(SHUTDOWN_SECONDS)
         )
         _announce(engine, bundle, place(socket))
-        gc.freeze()  # what lives as long as the process is not searched for garbage again and again
+        gc.freeze()  # what lives as long as the process is not searched for garbage again and again,
+        gc.set_threshold(50_000, 20, 20)  # and a large JSON body is not searched while it is read
         # uvicorn ends gracefully at a signal and then raises it again.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):

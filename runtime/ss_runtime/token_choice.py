@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -91,11 +94,23 @@ def penalty_processors(penalties: dict[str, float | None]) -> tuple[LogitsProces
             raise UserError(f"{name.replace('_', ' ')} {value} is not a finite number")
     if wanted.get("repetition_penalty", 1.0) < 0:
         raise UserError(f"repetition penalty {wanted['repetition_penalty']} must not be negative")
-    try:
-        from mlx_lm.sample_utils import make_logits_processors
-    except ImportError as error:
-        raise UserError("penalties need mlx-lm: pip install 'ss-device[runtime]'") from error
-    return tuple(from_mlx_lm(processor) for processor in make_logits_processors(**wanted))
+    return tuple(
+        from_mlx_lm(processor) for processor in _mlx_lm_samplers().make_logits_processors(**wanted)
+    )
+
+
+@cache
+def _mlx_lm_samplers():
+    """`mlx_lm.sample_utils`, which needs MLX alone, without the package around it: that one imports
+    transformers, and torch where it is installed, for seconds and 240 MB. UserError without mlx-lm."""
+    package = importlib.util.find_spec("mlx_lm")
+    if package is None:
+        raise UserError("penalties need mlx-lm: pip install 'ss-device[runtime]'")
+    file = Path(package.origin).with_name("sample_utils.py")
+    spec = importlib.util.spec_from_file_location("mlx_lm_sample_utils", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
 from ss_runtime.plain_base import has_streams
 from ss_runtime.serve.prompts import PromptReader
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
+from ss_runtime.token_choice import make_chooser
 from ss_runtime.tuning import drafts_need_tuning, read_tuning
 
 
@@ -93,6 +94,7 @@ class Engine:
         self._present = 0
         self._end: float | None = None
         self.prompts = PromptReader(bundle)
+        make_chooser(1.0, {}, {"repetition": 1.1})  # imports now what such a request would wait for
         self.started = int(time.time())
         self.bank = self._worker.submit(self._open_bank, dtype, names, quantize, kv_bits).result()
         models = [*self.bank.names, self.bank.base_name]

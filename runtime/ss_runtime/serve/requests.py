@@ -23,6 +23,21 @@ UNSUPPORTED = {
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
 }
+# Fields that are read; others are ignored.
+FIELDS = frozenset(UNSUPPORTED) | {
+    *(
+        "model",
+        "messages",
+        "prompt",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "stream",
+        "stream_options",
+    ),
+    *("temperature", "top_p", "top_k", "min_p", "seed", "lossy_typical"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+}
 MAX_STOPS, MAX_STOP_LENGTH = 4, 1000
 
 
