@@ -57,6 +57,7 @@ def make_server(app, limits, verbose: bool, shutdown_seconds: int, on_signal):
         app,
         http=partial(GuardedProtocol, limits=limits),
         ws="none",
+        proxy_headers=False,  # a client could put what it likes into the log as its address
         backlog=BACKLOG,
         log_level="info" if verbose else "error",  # its warnings are what clients do wrong
         timeout_graceful_shutdown=shutdown_seconds,
