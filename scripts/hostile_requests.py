@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,7 @@ class Campaign:
         self.target = Target(server.port, models[0], models[1] if len(models) > 1 else None)
         self.counts: dict[str, Counter] = {}
         self.failures: list[tuple[int, str, str]] = []
+        self.lock = threading.Lock()
 
     def record(self) -> None:
         """The answers that honest requests must get, one request at a time."""
@@ -102,10 +104,11 @@ class Campaign:
             return text_of(answer(sock)[1])
 
     def case(self, index: int) -> None:
-        """One case; Counter and list are only ever added to."""
+        """One case."""
         kind, outcomes = run_case(self.seed, index, self.target)
-        self.counts.setdefault(kind, Counter()).update(outcomes)
-        self.failures += [(index, kind, found) for found in outcomes if is_failure(kind, found)]
+        with self.lock:
+            self.counts.setdefault(kind, Counter()).update(outcomes)
+            self.failures += [(index, kind, found) for found in outcomes if is_failure(kind, found)]
 
     def run(self, indices: range, clients: int) -> dict:
         """Send the cases and count what came of them."""
