@@ -148,7 +148,10 @@ def show(result: dict) -> None:
         print(f"{kind:20}", "  ".join(f"{name}: {count}" for name, count in sorted(found.items())))
     memory = " → ".join(f"{size / 1e6:.1f} MB" for size in result["resident_bytes"])
     open_ = f"{result['connections_left_open']} of {result['held_by_clients']} held"
-    print(f"{'/health':20}", "  ".join(f"{name}: {value}" for name, value in result["health"].items()))
+    health = dict(result["health"])
+    control = health.pop("control")
+    for name, figures in (("/health", health), ("  idle control", control)):
+        print(f"{name:20}", "  ".join(f"{key}: {value}" for key, value in figures.items()))
     print(f"{'server':20} {memory}, connections left open: {open_}, tracebacks: {result['tracebacks']}")
     print(f"{'SIGTERM':20} code {result['ended']['exit_code']} after {result['ended']['seconds']} s")
     for problem in problems(result)[:40]:

@@ -40,7 +40,7 @@ class SizedRequests(h11.Connection):
                 raise h11.RemoteProtocolError("a body needs a Content-Length", error_status_hint=411)
         except h11.RemoteProtocolError as error:
             message = f"invalid HTTP request: {error}"
-            hint = error.error_status_hint  # 501 for codings that h11 does not know, but nothing failed here
+            hint = error.error_status_hint  # 501 for codings that h11 does not know: no failure of ours
             self.problem = RequestError(hint if hint < 500 else 411, "invalid_request_error", message)
             raise
         return event
