@@ -58,6 +58,7 @@ class Server:
         command = [
             "-c", "import sys; from ss_runtime.serve_command import main; sys.exit(main())",
             "--bundle", str(bundle), "--dtype", "float32", "--port", "0", "--queue", "4", "--lookup",
+            "--report-cached",
         ]  # fmt: skip
         self.process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
         line = self.process.stderr.readline()

@@ -209,16 +209,7 @@ def make_app(
 
     app = Starlette(
         middleware=access_middleware(rules),
-        routes=[
-            Route("/health", service.health),
-            Route("/v1/models", service.models),
-            Route("/v1/models/{name:path}", service.model),
-            Route("/v1/adapters", service.adapters),
-            Route("/v1/adapters/{name}", service.load_adapter, methods=["POST"]),
-            Route("/v1/adapters/{name}", service.unload_adapter, methods=["DELETE"]),
-            Route("/v1/chat/completions", service.chat_completions, methods=["POST"]),
-            Route("/v1/completions", service.completions, methods=["POST"]),
-        ],
+        routes=_routes(service),
         exception_handlers={
             RequestError: _refused,
             HTTPException: _no_such_route,
@@ -230,6 +221,19 @@ def make_app(
     )
     app.router.redirect_slashes = False  # a redirect would repeat the Host header
     return app
+
+
+def _routes(service: Service) -> list[Route]:
+    return [
+        Route("/health", service.health),
+        Route("/v1/models", service.models),
+        Route("/v1/models/{name:path}", service.model),
+        Route("/v1/adapters", service.adapters),
+        Route("/v1/adapters/{name}", service.load_adapter, methods=["POST"]),
+        Route("/v1/adapters/{name}", service.unload_adapter, methods=["DELETE"]),
+        Route("/v1/chat/completions", service.chat_completions, methods=["POST"]),
+        Route("/v1/completions", service.completions, methods=["POST"]),
+    ]
 
 
 def _event(value: dict) -> str:

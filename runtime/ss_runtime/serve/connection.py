@@ -83,11 +83,11 @@ class GuardedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._half_read():
-            self._watch_reading()
-        else:  # idle: uvicorn's own timer runs
+        if self.conn.their_state is h11.IDLE and not self._half_read():  # uvicorn's own timer runs
             self._stop_reading_timer()
             self.waiting_since = self.loop.time()
+        else:  # the next request came behind this one, or a body is still coming that nobody wants
+            self._watch_reading()
 
     def _half_read(self) -> bool:
         return self.conn.their_state is h11.SEND_BODY or (
