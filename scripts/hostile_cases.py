@@ -480,7 +480,7 @@ def lost(rng: random.Random, target: Target) -> list[str]:
 def honest(rng: random.Random, target: Target) -> list[str]:
     """A greedy request, tried again while the server says that it is busy."""
     prompt = rng.choice(sorted(target.wanted))
-    for _ in range(300):
+    for _ in range(1000):
         with target.connect() as sock:
             try:
                 sock.sendall(post(target, target.valid(prompt, max_tokens=16)))

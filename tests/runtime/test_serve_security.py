@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPResponse
 
 import httpx
@@ -371,6 +371,13 @@ def test_a_client_that_does_not_read_loses_its_turn(port):
         assert answer.status_code == 200
         health = httpx.get(f"http://127.0.0.1:{port}/health").json()
         assert health["requests"] == 0
+        time.sleep(2 * SECONDS)
+        sock.settimeout(5)
+        found = b""
+        with suppress(ConnectionResetError):
+            while part := sock.recv(65536):
+                found += part
+        assert found and b"[DONE]" not in found
 
 
 @pytest.mark.parametrize(
