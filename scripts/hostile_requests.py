@@ -119,7 +119,7 @@ class Campaign:
                 pass
         seconds, health = time.perf_counter() - start, watch.end()
         time.sleep(SETTLE)
-        left_open = self.server.sockets() - sockets
+        left_open = max(self.server.sockets() - sockets, 0)
         changed = sum(self.ask(prompt) != text for prompt, text in self.target.wanted.items())
         return {
             "cases": len(indices),
