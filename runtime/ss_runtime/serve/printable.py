@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from ss_device import errors
+
 LONGEST = 300  # characters of a message
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """`text` on one line, what is not printable escaped as in Python, cut after `longest` characters.
-
-    Escapes control and formatting characters (also those that turn the direction of writing) and halves of
-    surrogate pairs, which no encoding takes.
-    """
-    line = " ".join(text[: 2 * longest].split())
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    """`text` on one line, escaped where it is not printable, cut after `longest` characters."""
+    shown = errors.printable(" ".join(text[: 2 * longest].split()))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
