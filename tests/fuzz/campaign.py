@@ -1,0 +1,140 @@
+"""Many cases one after the other: counts by kind, command and outcome, and one case of every defect."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fuzz import child
+from tests.fuzz.cases import Case, damage, file_of, make_case
+from tests.fuzz.outcome import Outcome, judge
+from tests.fuzz.sandbox import Sandbox, changes
+
+LIMIT = 15.0  # seconds; sound commands take less than one and a half
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A case that has run. what: how the file was damaged."""
+
+    case: Case
+    what: str
+    ended: child.Ended
+    outcome: Outcome
+
+    def to_dict(self) -> dict:
+        return {
+            "id": self.case.id,
+            "kind": self.case.kind,
+            "file": self.case.path,
+            "damage": self.what,
+            "command": self.case.command.line(),
+            "outcome": self.outcome.name,
+            "detail": self.outcome.detail,
+            "said": self.outcome.said,
+            "seconds": round(self.ended.seconds, 3),
+        }
+
+
+@dataclass
+class Tally:
+    """counts: (kind, command, outcome) → cases; defects: signature → cases, of which the first is kept."""
+
+    counts: Counter = field(default_factory=Counter)
+    defects: dict[str, list[Finished]] = field(default_factory=dict)
+    times: Counter = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def cases(self) -> int:
+        return sum(self.counts.values())
+
+    def add(self, finished: Finished) -> bool:
+        """Count a case. → whether it shows a defect that no case showed before."""
+        case, outcome = finished.case, finished.outcome
+        self.counts[case.kind, case.command_name, outcome.name] += 1
+        if not outcome.is_defect:
+            return False
+        self.times[outcome.signature] += 1
+        found = self.defects.setdefault(outcome.signature, [])
+        if len(found) < 3:
+            found.append(finished)
+        return len(found) == 1
+
+    def outcomes(self) -> Counter:
+        total: Counter = Counter()
+        for (_, _, outcome), count in self.counts.items():
+            total[outcome] += count
+        return total
+
+
+@contextmanager
+def open_sandbox(inputs: Path) -> Iterator[Sandbox]:
+    """A sandbox in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        yield Sandbox(inputs, Path(name))
+
+
+def run_case(case: Case, sandbox: Sandbox, limit: float = LIMIT, keep: Path | None = None) -> Finished:
+    """Damage, run, judge, and put everything right. keep: folder for what a defect leaves."""
+    try:
+        sound = sandbox.snapshot()
+        what = damage(case, sandbox)
+        before = sandbox.snapshot()
+        ended = child.run(case.command, sandbox, case.seconds(limit), case.unprivileged)
+        changed = changes(before, sandbox.snapshot())
+        damaged = bool(changes(sound, before)) and not what.startswith("nothing")
+        finished = Finished(case, what, ended, judge(case, what, ended, changed, damaged))
+        if keep is not None and finished.outcome.is_defect:
+            _keep(finished, sandbox, keep)
+        return finished
+    finally:
+        sandbox.restore()
+
+
+def _keep(finished: Finished, sandbox: Sandbox, folder: Path) -> None:
+    """The damaged file, the command and its output."""
+    place = folder / finished.case.id.replace(":", "-")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "case.json").write_text(json.dumps(finished.to_dict(), indent=1) + "\n")
+    (place / "stderr.txt").write_bytes(finished.ended.stderr[-20_000:])
+    damaged = file_of(finished.case, sandbox)
+    if damaged.is_file() and not damaged.is_symlink():
+        shutil.copy(damaged, place / damaged.name)
+
+
+def run_campaign(
+    inputs: Path,
+    seed: int,
+    cases: int | None,
+    minutes: float | None,
+    report: Callable[[Finished, bool, Tally], None],
+    *,
+    kind: str | None = None,
+    command: str | None = None,
+    limit: float = LIMIT,
+    keep: Path | None = None,
+    first: int = 0,
+) -> Tally:
+    """Run cases from number `first` on until so many have run or the time is over; Ctrl-C ends it early."""
+    tally, started, index = Tally(), time.monotonic(), first
+    with open_sandbox(inputs) as sandbox:
+        try:
+            while cases is None or index < first + cases:
+                tally.seconds = time.monotonic() - started
+                if minutes is not None and tally.seconds > 60 * minutes:
+                    break
+                finished = run_case(make_case(seed, index, kind, command), sandbox, limit, keep)
+                report(finished, tally.add(finished), tally)
+                index += 1
+        except KeyboardInterrupt:
+            pass
+    tally.seconds = time.monotonic() - started
+    return tally
