@@ -88,10 +88,12 @@ def run_case(case: Case, sandbox: Sandbox, limit: float = LIMIT, keep: Path | No
         sound = sandbox.snapshot()
         what = damage(case, sandbox)
         before = sandbox.snapshot()
+        sandbox.watch_canaries()
         ended = child.run(case.command, sandbox, case.seconds(limit), case.unprivileged)
         changed = changes(before, sandbox.snapshot())
         damaged = bool(changes(sound, before)) and not what.startswith("nothing")
-        finished = Finished(case, what, ended, judge(case, what, ended, changed, damaged))
+        outcome = judge(case, what, ended, changed, sandbox.read_canaries(), damaged)
+        finished = Finished(case, what, ended, outcome)
         if keep is not None and finished.outcome.is_defect:
             _keep(finished, sandbox, keep)
         return finished

@@ -22,7 +22,6 @@ from tests.fuzz.commands import Command
 from tests.fuzz.sandbox import TEMPORARY, Sandbox
 
 RAISED = 97  # exit code of a child whose command let an exception through
-READ_OUTSIDE = "outside file read: "
 MOST_OUTPUT = 1 << 20
 MEMORY = 3 << 30
 HEAVY = ("torch", "transformers", "peft", "tokenizers", "mlx.core", "mlx_lm", "coremltools", "starlette.testclient")
@@ -133,7 +132,7 @@ def _redirect(files: dict) -> None:
 
 
 def _limit(sandbox: Sandbox, unprivileged: bool) -> None:
-    """Memory, core files, working directory, environment, and a note of every canary that is opened."""
+    """Memory, core files, working directory, environment."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -147,13 +146,6 @@ def _limit(sandbox: Sandbox, unprivileged: bool) -> None:
     tempfile.tempdir = None
     if unprivileged and os.getuid() == 0:
         _drop_capabilities()
-    sys.addaudithook(_note_canaries)
-
-
-def _note_canaries(event: str, arguments: tuple) -> None:
-    """Runs at every `open` of Python's; what native code opens is not seen."""
-    if event == "open" and isinstance(arguments[0], str) and "canary" in arguments[0]:
-        os.write(2, f"{READ_OUTSIDE}{arguments[0]}\n".encode("utf-8", "replace"))
 
 
 def _drop_capabilities() -> None:

@@ -81,9 +81,9 @@ COMMANDS = {
     "convert golden": _convert("tiny", "--output", "out/new", *SIZES, "--target", "mlx", weight=0.6),
     "convert coreml": _convert("tiny", *NEW, "--target", "coreml", weight=0.4),
     "convert into": _convert("second", "--into", "out/earlier", "--no-golden"),
-    "convert into all": _convert("second", "--into", "bundle", "--no-golden", writes=("bundle", ".bundle.")),
+    "convert into all": _convert("second", "--into", "bundle", "--no-golden", writes=("bundle", ".bundle."), weight=0.3),
     "sizes": Command(
-        "ss-convert", ("sizes", "--adapter", "tiny", "--models", "models", "--weights", "fp16", "--json"), 0.3
+        "ss-convert", ("sizes", "--adapter", "tiny", "--models", "models", "--weights", "fp16", "--json"), 0.2
     ),
     "audit": Command("ss-convert", ("audit", "bundle", "--json")),
     "audit package": Command("ss-convert", ("audit", "bundle/coreml/tiny-base.mlpackage", "--json")),
@@ -139,7 +139,7 @@ COMMANDS = {
         "ss-bench",
         ("plot", "results/before.json", "results/after.json", "--tuning", "bundle/tuning.json",
          "--output", "out/plot.svg"),
-        0.5,
+        0.2,
     ),
     "train adapter": _train(*_elsewhere(ADAPTER_RUN), "--json", weight=0.6),
     "train adapter from": _train(
@@ -159,10 +159,10 @@ COMMANDS = {
     ),
     "train lora": _train(*_elsewhere(LORA_RUN), "--json", weight=0.5),
     "train lora resumed": _train(*LORA_RUN, "--resume", "--json", weight=0.5),
-    "train base": _train(*_elsewhere(BASE_RUN), "--json", weight=0.6),
-    "train base resumed": _train(*BASE_RUN, "--resume", "--json", weight=0.8),
+    "train base": _train(*_elsewhere(BASE_RUN), "--json", weight=0.3),
+    "train base resumed": _train(*BASE_RUN, "--resume", "--json", weight=0.4),
     "train base from": _train(
-        *_elsewhere(BASE_RUN)[:-2], "--start", "models/base/tiny-base", "--json", weight=0.5
+        *_elsewhere(BASE_RUN)[:-2], "--start", "models/base/tiny-base", "--json", weight=0.3
     ),
     "train distill": _train(
         "distill", "pair", *BASE, *ROWS, "--output", "out/own.jsonl", "--max-tokens", "2", "--limit", "2",
@@ -183,11 +183,11 @@ COMMANDS = {
     ),
     "train evaluate": _train(
         "evaluate", "runs/adapter", *BASE, *ROWS, "--limit", "1", "--max-tokens", "2", "--nodes", "3",
-        "--json", weight=0.5,
+        "--json", weight=0.3,
     ),
     "train score": _train(
         "score", "pair", *BASE, *ROWS, "--lora", "runs/lora", "--limit", "1", "--max-tokens", "2", "--json",
-        weight=0.5,
+        weight=0.3,
     ),
     "serve chat": Command("server", ("chat", "data/chat.json"), speaks=True),
     "serve text": Command("server", ("text", "data/text.json"), speaks=True),

@@ -48,6 +48,7 @@ VALUES = {
     "lone surrogate": r'"\ud800"',
     "parent path": '"../canary/canary.safetensors"',
     "parents' path": '"../../canary/canary.json"',
+    "path to weights": '"../../../canary/canary.safetensors"',
     "far path": '"../../../../../../canary/canary.txt"',
     "absolute path": '"@ROOT@/canary/canary.safetensors"',
     "device": '"/dev/zero"',

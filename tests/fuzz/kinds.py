@@ -100,7 +100,7 @@ KINDS = {
         2,
     ),
     "chat application": Kind("toml", ("apps/talk/app.toml",), ("train adapter talk",)),
-    "recipe": Kind("toml", ("recipe.toml",), ("train base", "train base resumed", "train base from"), 3),
+    "recipe": Kind("toml", ("recipe.toml",), ("train base", "train base resumed", "train base from"), 2),
     "training rows": Kind(
         "jsonl",
         ("data/rows.jsonl",),
@@ -125,7 +125,7 @@ KINDS = {
         2,
     ),
     "lora settings": Kind("json", ("runs/lora.run/settings.json",), ("train lora resumed",), 0.5),
-    "base checkpoint record": Kind("json", ("runs/base.run/checkpoint/record.json",), ("train base resumed",), 1.5),
+    "base checkpoint record": Kind("json", ("runs/base.run/checkpoint/record.json",), ("train base resumed",)),
     "base checkpoint": Kind(
         "tensors",
         tuple(f"runs/base.run/checkpoint/{name}.safetensors" for name in ("model", "optimizer", "random")),

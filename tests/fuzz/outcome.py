@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from tests.fuzz.cases import Case
-from tests.fuzz.child import RAISED, READ_OUTSIDE, Ended
+from tests.fuzz.child import RAISED, Ended
 from tests.fuzz.inputs import REPOSITORY, WORK
 
 HARMLESS = ("ok", "refused", "failed")
@@ -60,11 +60,14 @@ class Outcome:
         return f"{self.name}: {self.detail}" if self.detail else self.name
 
 
-def judge(case: Case, what: str, ended: Ended, changed: list[str], damaged: bool) -> Outcome:
-    """The outcome of a case. changed: paths that the command changed; damaged: the file differs at all."""
+def judge(
+    case: Case, what: str, ended: Ended, changed: list[str], outside: list[str], damaged: bool
+) -> Outcome:
+    """The outcome of a case.
+
+    changed: paths that the command changed; outside: canaries that it read; damaged: the file differs at all.
+    """
     stderr = ended.stderr.decode("utf-8", "replace")
-    outside = [line for line in stderr.splitlines() if line.startswith(READ_OUTSIDE)]
-    stderr = "".join(line + "\n" for line in stderr.splitlines() if not line.startswith(READ_OUTSIDE))
     raised = [found.group() for found in re.finditer(RAISED_LINE.pattern + ".*", stderr, re.MULTILINE)]
     last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "")
     said = (raised[-1] if raised and not last.startswith("error: ") else last)[:300]
@@ -102,7 +105,7 @@ def _traces(case: Case, ended: Ended, changed: list[str], outside: list[str]) ->
     if ended.code != 0 and lost:
         return "lost", f"{case.command_name} {lost[0]}"
     if outside and case.place != "link to a canary":
-        return "outside", f"{case.kind} {case.command_name}"
+        return "outside", f"{case.kind} {case.command_name} {outside[0]}"
     return "", ""
 
 
@@ -114,7 +117,7 @@ def _words(case: Case, what: str, ended: Ended, stderr: str, damaged: bool) -> t
     """What the command said, and with which exit code."""
     stdout = ended.stdout.decode("utf-8", "replace")
     if CONTROL.search(stderr) or (not case.command.speaks and CONTROL.search(stdout)):
-        return "control", f"{case.kind} {case.command_name}"
+        return "control", case.kind
     if case.command.is_json and ended.code in (0, 1) and not _is_strict_json(stdout):
         return "badjson", f"{case.kind} {case.command_name}"
     verified = damaged and not case.sealed and case.path.startswith(case.command.verifies or "-")
@@ -123,7 +126,7 @@ def _words(case: Case, what: str, ended: Ended, stderr: str, damaged: bool) -> t
     if ended.code == 1 and case.command.program == "ss-validate":
         return "failed", ""
     if ended.code != 2 or not stderr.startswith("error: ") or stderr.count("\n") != 1:
-        return "noisy", f"exit code {ended.code}, {case.kind}, {case.command_name}"
+        return "noisy", f"exit code {ended.code}, {_first_words(stderr) or case.command_name}"
     if not _names(case, what, stderr):
         return "unnamed", f"{case.kind}: {_general(stderr)}"
     return "refused", ""
@@ -140,6 +143,12 @@ def _names(case: Case, what: str, stderr: str) -> bool:
     words = set(re.findall(r"[A-Za-z_]{3,}", what)) - {"removed", "swapped", "text", "the", "whole", "file"}
     known = {*case.path.split("/"), *NAMES, *words, case.path.split("/")[-1].split(".")[0]}
     return any(word in stderr for word in known) or "'" in stderr
+
+
+def _first_words(stderr: str) -> str:
+    """What the first line that is no error begins with: a library's notice is the same for all commands."""
+    others = [line for line in re.split("[\r\n]", stderr) if line.strip() and not line.startswith("error: ")]
+    return " ".join(re.findall("[A-Za-z_]+", others[0])[:3]) if others else ""
 
 
 def _general(message: str) -> str:
