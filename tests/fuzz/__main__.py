@@ -54,7 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print one JSON object")
     add("--keep", type=Path, metavar="FOLDER", help="keep the damaged file and the output of every defect")
     add("--limit", type=float, default=LIMIT, metavar="SECONDS", help="most that a command may take")
-    add("--inputs", type=Path, default=default_folder(), metavar="FOLDER", help="sound files, built if missing")
+    add(
+        "--inputs",
+        type=Path,
+        default=default_folder(),
+        metavar="FOLDER",
+        help="sound files, built if missing",
+    )
     add("--rebuild", action="store_true", help="build the sound files again")
     add("--replay", metavar="SEED:INDEX", help="run one case and show it; --kind and --command as then")
     return parser

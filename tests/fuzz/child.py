@@ -24,7 +24,16 @@ from tests.fuzz.sandbox import TEMPORARY, Sandbox
 RAISED = 97  # exit code of a child whose command let an exception through
 MOST_OUTPUT = 1 << 20
 MEMORY = 3 << 30
-HEAVY = ("torch", "transformers", "peft", "tokenizers", "mlx.core", "mlx_lm", "coremltools", "starlette.testclient")
+HEAVY = (
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "mlx.core",
+    "mlx_lm",
+    "coremltools",
+    "starlette.testclient",
+)
 LINUX_CAPABILITY_VERSION = 0x20080522
 
 
@@ -126,9 +135,9 @@ def _redirect(files: dict) -> None:
     os.dup2(os.open(files["stdin"], os.O_RDONLY), 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(files[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
 def _limit(sandbox: Sandbox, unprivileged: bool) -> None:

@@ -1,4 +1,4 @@
-"""Values that readers should refuse or survive, as JSON text, and names that nobody should print as they are."""
+"""Values that readers should refuse or survive, as JSON text."""
 
 from __future__ import annotations
 

@@ -77,14 +77,19 @@ prompts = 1
 max_tokens = 2
 """
 SETTINGS = json.dumps({"num_streams": 2, "num_msa_layers": 1, "pruning_rank": 2, "stream_adapter_rank": 2})
-RANKS = {"counts": [[5, 1, 0, 8], [3, 2, 1, 8]], "top1": [0.3, 0.2], "joint": {"0 0": 5, "1 3": 1, "3 3": 8}}
+RANKS = {
+    "counts": [[5, 1, 0, 8], [3, 2, 1, 8]],
+    "top1": [0.3, 0.2],
+    "joint": {"0 0": 5, "1 3": 1, "3 3": 8},
+}
 ADAPTER_RUN = (
-    "adapter", "pair", "--base", "models/base/tiny-base", "--data", "data/rows.jsonl", "--settings", SETTINGS,
-    "--output", "runs/adapter", "--epochs", "1", "--limit", "4", "--valid", "1", "--tokens-per-batch", "128",
+    "adapter", "pair", "--base", "models/base/tiny-base", "--data", "data/rows.jsonl",
+    "--settings", SETTINGS, "--output", "runs/adapter", "--epochs", "1", "--limit", "4",
+    "--valid", "1", "--tokens-per-batch", "128",
 )  # fmt: skip
 LORA_RUN = (
-    "lora", "pair", "--base", "models/base/tiny-base", "--data", "data/rows.jsonl", "--output", "runs/lora",
-    "--epochs", "1", "--limit", "4", "--rank", "2", "--tokens-per-batch", "128",
+    "lora", "pair", "--base", "models/base/tiny-base", "--data", "data/rows.jsonl",
+    "--output", "runs/lora", "--epochs", "1", "--limit", "4", "--rank", "2", "--tokens-per-batch", "128",
 )  # fmt: skip
 BASE_RUN = (
     "base", "recipe.toml", "--data", "data", "--output", "runs/base", "--steps", "1", "--precision", "fp32",
@@ -161,7 +166,10 @@ def _make_models() -> None:
     tensors = load_file(sharded / "model.safetensors")
     (sharded / "model.safetensors").unlink()
     names = sorted(tensors)
-    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    shards = {
+        "model-00001-of-00002.safetensors": names[::2],
+        "model-00002-of-00002.safetensors": names[1::2],
+    }
     for file, held in shards.items():
         save_file({name: tensors[name] for name in held}, sharded / file, {"format": "pt"})
     index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}}

@@ -34,12 +34,25 @@ MEANING = {
     "noisy": "exit code 2, and more than one line or another one",
     "unnamed": "refused without naming file or thing",
 }
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
-NO_MEMORY = re.compile(r"MemoryError|bad_alloc|memory allocation of|Unable to allocate|can't allocate memory")
-UNEXPECTED = re.compile(r"^error: (an )?(unexpected (error|exception|[A-Z]\w+Error)|internal)", re.MULTILINE)
+# Progress bars return to the line's beginning: that alone is no defect.
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f]")
+NO_MEMORY = re.compile(
+    r"MemoryError|bad_alloc|memory allocation of|Unable to allocate|can't allocate memory"
+)
+UNEXPECTED = re.compile(
+    r"^error: (an )?(unexpected (error|exception|[A-Z]\w+Error)|internal)", re.MULTILINE
+)
 FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\S+)')
-RAISED_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Panic\w*|Empty)\w*)\b", re.M)
-PROTECTED = ("work/out/earlier/", "work/bundle/", "work/runs/adapter/", "work/runs/lora/", "work/runs/base/")
+RAISED_LINE = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Panic\w*|Empty)\w*)\b", re.M
+)
+PROTECTED = (
+    "work/out/earlier/",
+    "work/bundle/",
+    "work/runs/adapter/",
+    "work/runs/lora/",
+    "work/runs/base/",
+)
 NAMES = ("tiny", "second", "shared", "sharded", "pair", "talk", "bundle")
 
 
@@ -65,7 +78,7 @@ def judge(
 ) -> Outcome:
     """The outcome of a case.
 
-    changed: paths that the command changed; outside: canaries that it read; damaged: the file differs at all.
+    changed: paths that the command changed; outside: canaries that it read; damaged: the file differs.
     """
     stderr = ended.stderr.decode("utf-8", "replace")
     raised = [found.group() for found in re.finditer(RAISED_LINE.pattern + ".*", stderr, re.MULTILINE)]
@@ -134,7 +147,10 @@ def _words(case: Case, what: str, ended: Ended, stderr: str, damaged: bool) -> t
 
 def _digested(case: Case) -> bool:
     """Whether a digest of the file is kept somewhere."""
-    listed = case.path.startswith("bundle/") and case.path not in ("bundle/manifest.json", "bundle/tuning.json")
+    listed = case.path.startswith("bundle/") and case.path not in (
+        "bundle/manifest.json",
+        "bundle/tuning.json",
+    )
     return listed or case.path.endswith(("tokenizer.json", ".safetensors"))
 
 
@@ -147,7 +163,9 @@ def _names(case: Case, what: str, stderr: str) -> bool:
 
 def _first_words(stderr: str) -> str:
     """What the first line that is no error begins with: a library's notice is the same for all commands."""
-    others = [line for line in re.split("[\r\n]", stderr) if line.strip() and not line.startswith("error: ")]
+    others = [
+        line for line in re.split("[\r\n]", stderr) if line.strip() and not line.startswith("error: ")
+    ]
     return " ".join(re.findall("[A-Za-z_]+", others[0])[:3]) if others else ""
 
 
@@ -160,7 +178,7 @@ def _is_strict_json(text: str) -> bool:
     def refuse(constant: str) -> None:
         raise ValueError(constant)
 
-    for piece in ([text] if text.startswith("{\n") else text.splitlines()):
+    for piece in [text] if text.startswith("{\n") else text.splitlines():
         try:
             json.loads(piece, parse_constant=refuse)
         except (ValueError, RecursionError):

@@ -59,7 +59,11 @@ def to_dict(tally: Tally, seed: int) -> dict:
             for (kind, command, outcome), count in sorted(tally.counts.items())
         ],
         "defects": [
-            {"signature": signature, "cases": count, "examples": [f.to_dict() for f in tally.defects[signature]]}
+            {
+                "signature": signature,
+                "cases": count,
+                "examples": [f.to_dict() for f in tally.defects[signature]],
+            }
             for signature, count in tally.times.most_common()
         ],
     }

@@ -54,7 +54,9 @@ class Sandbox:
 
     def read_canaries(self) -> list[str]:
         """Canaries that were read since, by native code as well."""
-        return [str(p.relative_to(self.root)) for p in self._canaries if p.is_file() and p.stat().st_atime_ns]
+        return [
+            str(p.relative_to(self.root)) for p in self._canaries if p.is_file() and p.stat().st_atime_ns
+        ]
 
     def restore(self) -> None:
         """Make everything as it was."""

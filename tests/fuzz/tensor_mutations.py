@@ -121,8 +121,20 @@ def _removed(header: dict, body: bytes, rng: Random) -> tuple[bytes, str]:
 
 def _renamed(header: dict, body: bytes, rng: Random) -> tuple[bytes, str]:
     name = _tensor(header, rng)
-    new = rng.choice((name + "x", "", "\x1b[31m", "../x", name.replace("0", "99"), "a" * 100_000, name.upper(),
-                      name.replace(".weight", ""), "layers.-1.attn.q.weight", "\ud800"))  # fmt: skip
+    new = rng.choice(
+        (
+            name + "x",
+            "",
+            "\x1b[31m",
+            "../x",
+            name.replace("0", "99"),
+            "a" * 100_000,
+            name.upper(),
+            name.replace(".weight", ""),
+            "layers.-1.attn.q.weight",
+            "\ud800",
+        )
+    )
     entry = header.pop(name)
     header[new] = entry
     return joined(header, body), f"{name} named {new[:30]!r}"
