@@ -4,6 +4,8 @@
 # make test-swift   the Swift package's tests, after providing a toolchain (scripts/swift_toolchain.sh)
 # make models DATA=folder [MINUTES=90] [WORK=folder]  train the whole demo: base, adapters, tables (docs/models.md)
 # make families  every model family on every back end against Hugging Face (table in docs/families.md)
+# make fuzz [MINUTES=10] [SEED=0]  damaged files to every command, make soak [MINUTES=10]: random models and
+#             requests for long (docs/robustness.md)
 # make clean  remove what demo and test made (the virtual environment stays; `make distclean` removes it)
 # Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
@@ -13,7 +15,10 @@ INSTALLED := $(VENV)/.installed
 # MLX's own matrix products on Linux are slow; the runtime loads this library when it is there.
 OPENBLAS := $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3)
 
-.PHONY: demo test models families test-swift run-test-swift clean distclean install blas-hint
+MINUTES ?=
+SEED ?= 0
+
+.PHONY: demo test fuzz soak models families test-swift run-test-swift clean distclean install blas-hint
 
 demo: $(INSTALLED) blas-hint
 	@$(BIN)/python -m ss_runtime.demo $(if $(INPUT),--input $(INPUT))
@@ -53,6 +58,14 @@ models: $(INSTALLED)
 families: $(INSTALLED)
 	@$(BIN)/python -m tests.families --markdown docs/families.md
 
+fuzz: $(INSTALLED)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --rebuild \
+	    --minutes $(or $(MINUTES),10) --seed $(SEED)
+
+soak: $(INSTALLED)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.soak --server \
+	    --minutes $(or $(MINUTES),10) --seed $(SEED)
+
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -71,7 +84,7 @@ ifeq ($(shell uname -s)$(OPENBLAS),Linux)
 endif
 
 clean:
-	rm -rf build/sqlctx build/.sqlctx.* build/swift-tiny apps/swift/.build .pytest_cache .ruff_cache
+	rm -rf build/sqlctx build/.sqlctx.* build/fuzz-inputs build/swift-tiny apps/swift/.build .pytest_cache .ruff_cache
 	find ss_device convert runtime tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

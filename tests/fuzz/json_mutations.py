@@ -24,7 +24,7 @@ def mutate_json(text: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def _replaced(value: object, rng: Random) -> tuple[bytes, str]:
-    places = list(_places(value))
+    places = list(places_of(value))
     if not places:
         return _whole(value, rng)
     holder, key = _biased(places, rng)
@@ -35,7 +35,7 @@ def _replaced(value: object, rng: Random) -> tuple[bytes, str]:
 
 
 def _nudged(value: object, rng: Random) -> tuple[bytes, str]:
-    places = [(h, k) for h, k in _places(value) if type(h[k]) in (int, float)]
+    places = [(h, k) for h, k in places_of(value) if type(h[k]) in (int, float)]
     if not places:
         return _replaced(value, rng)
     holder, key = _biased(places, rng)
@@ -46,7 +46,7 @@ def _nudged(value: object, rng: Random) -> tuple[bytes, str]:
 
 
 def _removed(value: object, rng: Random) -> tuple[bytes, str]:
-    places = list(_places(value))
+    places = list(places_of(value))
     if not places:
         return _whole(value, rng)
     holder, key = _biased(places, rng)
@@ -75,7 +75,7 @@ def _added(value: object, rng: Random) -> tuple[bytes, str]:
 
 
 def _renamed(value: object, rng: Random) -> tuple[bytes, str]:
-    places = [(h, k) for h, k in _places(value) if isinstance(h, dict)]
+    places = [(h, k) for h, k in places_of(value) if isinstance(h, dict)]
     if not places:
         return _replaced(value, rng)
     holder, key = rng.choice(places)
@@ -89,7 +89,7 @@ def _renamed(value: object, rng: Random) -> tuple[bytes, str]:
 
 
 def _swapped(value: object, rng: Random) -> tuple[bytes, str]:
-    places = list(_places(value))
+    places = list(places_of(value))
     if len(places) < 2:
         return _whole(value, rng)
     (one, a), (two, b) = rng.sample(places, 2)
@@ -104,7 +104,7 @@ def _whole(value: object, rng: Random) -> tuple[bytes, str]:
     return raw.encode("utf-8", "surrogatepass"), f"the whole file = {name}"
 
 
-def _places(value: object) -> Iterator[Place]:
+def places_of(value: object) -> Iterator[Place]:
     for holder in _holders(value):
         for key in holder if isinstance(holder, dict) else range(len(holder)):
             yield holder, key
