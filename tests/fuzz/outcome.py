@@ -83,7 +83,9 @@ def judge(
     stderr = ended.stderr.decode("utf-8", "replace")
     raised = [found.group() for found in re.finditer(RAISED_LINE.pattern + ".*", stderr, re.MULTILINE)]
     last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "")
-    said = (raised[-1] if raised and not last.startswith("error: ") else last)[:300]
+    said = (
+        "" if ended.timed_out else (raised[-1] if raised and not last.startswith("error: ") else last)[:300]
+    )
     name, detail = _broken(ended, stderr)
     if not name:
         name, detail = _traces(case, ended, changed, outside)
@@ -111,6 +113,8 @@ def _broken(ended: Ended, stderr: str) -> tuple[str, str]:
 def _traces(case: Case, ended: Ended, changed: list[str], outside: list[str]) -> tuple[str, str]:
     """What the command left in files, and which it read."""
     allowed = tuple(f"{WORK}/{name}" for name in case.command.writes)
+    if case.place == "dangling link" and case.path.startswith(case.command.writes):
+        allowed += ("nowhere",)  # an output that is a link is written where the link says
     if escaped := [name for name in changed if not name.startswith(allowed)]:
         return "escape", f"{case.command_name} {escaped[0]}"
     damaged = f"{WORK}/{case.path}"
