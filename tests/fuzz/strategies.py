@@ -13,7 +13,7 @@ from tests.fuzz.json_mutations import places_of
 from tests.fuzz.tensor_mutations import joined
 
 NUMBERS = st.one_of(
-    st.sampled_from([0, 1, -1, 2, 1 << 31, 1 << 40, 1 << 64, -(1 << 63), 10**5000]),
+    st.sampled_from([0, 1, -1, 2, 1 << 31, 1 << 40, 1 << 64, -(1 << 63), 10**400]),
     st.integers(-100, 100),
     st.floats(),
 )
@@ -21,7 +21,9 @@ TEXTS = st.one_of(
     st.sampled_from(["", "\x1b[31m", "a\0b", "\ud800", "../x", "/dev/zero", "text", "x" * 5000, "4"]),
     st.text(max_size=8),
 )
-PLAIN = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
+# Python writes no number of so many digits: a mark stands for it.
+DIGITS = "@digits@"
+PLAIN = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS, st.just(DIGITS))
 VALUES = st.recursive(
     PLAIN,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
@@ -66,22 +68,8 @@ def damaged_json(draw, sound: bytes) -> bytes:
 
 
 def _text(value: object) -> bytes:
-    return _digits(json.dumps(_short(value))).encode("utf-8", "surrogatepass")
-
-
-def _short(value: object) -> object:
-    """Python writes no numbers of more than 4300 digits: a mark stands for them."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**4000:
-        return "@digits@"
-    if isinstance(value, list):
-        return [_short(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
-    return value
-
-
-def _digits(text: str) -> str:
-    return text.replace('"@digits@"', "9" * 5000)
+    text = json.dumps(value).replace(json.dumps(DIGITS), "9" * 5000)
+    return text.encode("utf-8", "surrogatepass")
 
 
 @st.composite
