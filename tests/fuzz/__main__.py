@@ -10,10 +10,11 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.fuzz import child
-from tests.fuzz.campaign import LIMIT, Finished, Tally, open_sandbox, run_campaign, run_case
-from tests.fuzz.cases import make_case
+from tests.fuzz.campaign import LIMIT, Tally, open_sandbox, run_campaign, run_case
+from tests.fuzz.cases import damage, make_case
 from tests.fuzz.commands import COMMANDS
 from tests.fuzz.inputs import default_folder, ready_inputs
+from tests.fuzz.kept import Finished, kept_case
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.report import print_case, print_tally, printable, to_dict
 
@@ -62,7 +63,11 @@ def _parser() -> argparse.ArgumentParser:
         help="sound files, built if missing",
     )
     add("--rebuild", action="store_true", help="build the sound files again")
-    add("--replay", metavar="SEED:INDEX", help="run one case and show it; --kind and --command as then")
+    add(
+        "--replay",
+        metavar="SEED:INDEX|FOLDER",
+        help="run and show one case, by its number (--kind and --command as then) or as --keep kept it",
+    )
     return parser
 
 
@@ -76,12 +81,18 @@ def _progress(finished: Finished, is_new: bool, tally: Tally) -> None:
 
 
 def _replay(arguments: argparse.Namespace, inputs: Path) -> int:
-    seed, _, index = arguments.replay.partition(":")
-    case = make_case(int(seed), int(index), arguments.kind, arguments.command)
+    case, harm = _named_case(arguments)
     with open_sandbox(inputs) as sandbox:
-        finished = run_case(case, sandbox, arguments.limit, arguments.keep)
+        finished = run_case(case, sandbox, arguments.limit, arguments.keep, harm)
     print_case(finished, Console(width=180, highlight=False))
     return 1 if finished.outcome.is_defect else 0
+
+
+def _named_case(arguments: argparse.Namespace):
+    if Path(arguments.replay).is_dir():
+        return kept_case(Path(arguments.replay))
+    seed, _, index = arguments.replay.partition(":")
+    return make_case(int(seed), int(index), arguments.kind, arguments.command), damage
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -13,34 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fuzz import child
-from tests.fuzz.cases import Case, damage, file_of, make_case
-from tests.fuzz.outcome import Outcome, judge
+from tests.fuzz.cases import Case, damage, make_case
+from tests.fuzz.kept import Finished, keep_case
+from tests.fuzz.outcome import judge
 from tests.fuzz.sandbox import Sandbox, changes
 
 LIMIT = 15.0  # seconds; sound commands take less than one and a half
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A case that has run. what: how the file was damaged."""
-
-    case: Case
-    what: str
-    ended: child.Ended
-    outcome: Outcome
-
-    def to_dict(self) -> dict:
-        return {
-            "id": self.case.id,
-            "kind": self.case.kind,
-            "file": self.case.path,
-            "damage": self.what,
-            "command": self.case.command.line(),
-            "outcome": self.outcome.name,
-            "detail": self.outcome.detail,
-            "said": self.outcome.said,
-            "seconds": round(self.ended.seconds, 3),
-        }
 
 
 @dataclass
@@ -82,11 +58,17 @@ def open_sandbox(inputs: Path) -> Iterator[Sandbox]:
         yield Sandbox(inputs, Path(name))
 
 
-def run_case(case: Case, sandbox: Sandbox, limit: float = LIMIT, keep: Path | None = None) -> Finished:
-    """Damage, run, judge, and put everything right. keep: folder for what a defect leaves."""
+def run_case(
+    case: Case,
+    sandbox: Sandbox,
+    limit: float = LIMIT,
+    keep: Path | None = None,
+    harm: Callable[[Case, Sandbox], str] = damage,
+) -> Finished:
+    """Damage (by `harm`), run, judge, and put everything right. keep: folder for what a defect leaves."""
     try:
         sound = sandbox.snapshot()
-        what = damage(case, sandbox)
+        what = harm(case, sandbox)
         before = sandbox.snapshot()
         sandbox.watch_canaries()
         ended = child.run(case.command, sandbox, case.seconds(limit), case.unprivileged)
@@ -95,21 +77,10 @@ def run_case(case: Case, sandbox: Sandbox, limit: float = LIMIT, keep: Path | No
         outcome = judge(case, what, ended, changed, sandbox.read_canaries(), damaged)
         finished = Finished(case, what, ended, outcome)
         if keep is not None and finished.outcome.is_defect:
-            _keep(finished, sandbox, keep)
+            keep_case(finished, sandbox, keep)
         return finished
     finally:
         sandbox.restore()
-
-
-def _keep(finished: Finished, sandbox: Sandbox, folder: Path) -> None:
-    """The damaged file, the command and its output."""
-    place = folder / finished.case.id.replace(":", "-")
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "case.json").write_text(json.dumps(finished.to_dict(), indent=1) + "\n")
-    (place / "stderr.txt").write_bytes(finished.ended.stderr[-20_000:])
-    damaged = file_of(finished.case, sandbox)
-    if damaged.is_file() and not damaged.is_symlink():
-        shutil.copy(damaged, place / damaged.name)
 
 
 def run_campaign(

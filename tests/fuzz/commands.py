@@ -75,6 +75,23 @@ COMMANDS = {
     "convert": _convert("tiny", *NEW, "--target", "mlx"),
     "convert shared": _convert("shared", *NEW, "--target", "mlx"),
     "convert sharded": _convert("sharded", *NEW, "--target", "mlx", base="models/base/sharded-base"),
+    "convert packed": Command(
+        "ss-convert",
+        (
+            "--adapter",
+            "wide",
+            "--base",
+            "models/base/packed-base",
+            "--models",
+            "models",
+            "--output",
+            "out/new",
+            "--target",
+            "mlx",
+            "--no-golden",
+            "--json",
+        ),
+    ),
     "convert over": _convert(
         "tiny", "--output", "out/earlier", "--no-golden", *SIZES, "--target", "mlx", "--force"
     ),
@@ -100,6 +117,11 @@ COMMANDS = {
     "generate mlxfn": Command(
         "ss-generate",
         ("--bundle", "bundle", "--adapter", "tiny", "--max-tokens", "3", *PROMPT, "--backend", "mlxfn"),
+        speaks=True,
+    ),
+    "generate packed": Command(
+        "ss-generate",
+        ("--bundle", "packed", "--max-tokens", "3", "--dtype", "float32", *PROMPT),
         speaks=True,
     ),
     "generate rows": _generate("--input", "data/prompts.jsonl", "--limit", "2", "--json"),

@@ -120,6 +120,7 @@ def build(folder: Path) -> None:
     os.chdir(work)
     _write_texts()
     _make_models()
+    _make_packed_base()
     _make_bundles()
     _make_runs()
     _make_results()
@@ -187,6 +188,27 @@ def _make_models() -> None:
     _make_shared_adapter(base)
 
 
+def _make_packed_base() -> None:
+    """A base wide enough for MLX's groups, an adapter of it, and the base's copy as mlx-lm quantizes it."""
+    from mlx_lm.utils import load_model, quantize_model, save_model
+
+    from ss_device.adapter import save_adapter
+    from ss_device.config import SpeculativeConfig
+    from tests.tiny_models import make_tiny_base, random_adapter
+
+    wide, packed = Path("models/base/wide-base"), Path("models/base/packed-base")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128, "vocab_size": 259}
+    base = make_tiny_base(wide, dtype="bfloat16", **sizes)
+    config = SpeculativeConfig(num_streams=2, num_msa_layers=1, pruning_rank=2, stream_adapter_rank=2)
+    adapter = random_adapter(base, config, seed=5, app="wide")
+    save_adapter(adapter, base.architecture, Path("models/adapters/wide"))
+    model, settings = quantize_model(*load_model(wide), group_size=64, bits=4, mode="affine")
+    save_model(packed, model)
+    (packed / "config.json").write_text(json.dumps(settings))
+    shutil.copy(wide / "tokenizer.json", packed)
+
+
 def _write_tokenizer_config(folder: Path) -> None:
     config = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>"}
     config |= {"chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -222,6 +244,8 @@ def _make_bundles() -> None:
     _run(ss_convert, *both, "--output", "bundle", "--target", "all", *SIZES)
     only = ("--adapter", "tiny", "--models", "models", "--target", "mlx", "--no-golden")
     _run(ss_convert, *only, "--output", "out/earlier", *SIZES)
+    quantized = ("--adapter", "wide", "--models", "models", "--base", "models/base/packed-base")
+    _run(ss_convert, *quantized, "--output", "packed", "--target", "mlx", "--no-golden", "--nodes", "6")
     Path("bundle/tuning.json").write_text(json.dumps(_tuning(), indent=1))
     _run(
         ss_generate, "--bundle", "bundle", "--adapter", "tiny", "--prompt", "SELECT a", "--max-tokens", "3",

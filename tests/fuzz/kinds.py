@@ -118,6 +118,9 @@ KINDS = {
         ("convert sharded",),
     ),
     "shard index": Kind("json", (f"{SHARDED}/model.safetensors.index.json",), ("convert sharded",)),
+    "packed base": Kind("tensors", ("models/base/packed-base/model.safetensors",), ("convert packed",)),
+    "packed base config": Kind("json", ("models/base/packed-base/config.json",), ("convert packed",), 0.5),
+    "packed bundle": Kind("tensors", ("packed/mlx/base.safetensors",), ("generate packed",)),
     "bundle weights": Kind("tensors", ("bundle/mlx/base.safetensors",), MLX_READERS),
     "bundle adapter": Kind("tensors", ("bundle/mlx/adapters/tiny.safetensors",), MLX_READERS),
     "bundle shared adapter": Kind(

@@ -53,7 +53,7 @@ PROTECTED = (
     "work/runs/lora/",
     "work/runs/base/",
 )
-NAMES = ("tiny", "second", "shared", "sharded", "pair", "talk", "bundle")
+NAMES = ("tiny", "second", "shared", "sharded", "wide", "pair", "talk", "bundle", "packed")
 
 
 @dataclass(frozen=True)

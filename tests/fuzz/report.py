@@ -8,7 +8,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from tests.fuzz.campaign import Finished, Tally
+from tests.fuzz.campaign import Tally
+from tests.fuzz.kept import Finished
 from tests.fuzz.outcome import DEFECTS, HARMLESS, MEANING
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+BUNDLES = ("bundle", "packed")
 BASES = {
     "models/base/tiny-base": ("tiny", "second", "shared"),
     "models/base/sharded-base": ("sharded",),
@@ -15,8 +16,9 @@ BASES = {
 def seal(work: Path, path: str) -> bool:
     """Write the digests of a damaged file where it is listed; whether it is."""
     try:
-        if path.startswith("bundle/"):
-            return _seal_bundle(work, path.removeprefix("bundle/"))
+        bundle, _, name = path.partition("/")
+        if bundle in BUNDLES:
+            return _seal_bundle(work / bundle, name)
         for base, adapters in BASES.items():
             if path.startswith(base + "/"):
                 return _seal_base(work, base, adapters, Path(path).name)
@@ -25,14 +27,14 @@ def seal(work: Path, path: str) -> bool:
     return False
 
 
-def _seal_bundle(work: Path, name: str) -> bool:
-    manifest = work / "bundle" / "manifest.json"
+def _seal_bundle(bundle: Path, name: str) -> bool:
+    manifest = bundle / "manifest.json"
     if name == manifest.name:
         return False
     raw = json.loads(manifest.read_text())
     if name not in raw["files"]:
         return False
-    data = (work / "bundle" / name).read_bytes() if (work / "bundle" / name).is_file() else b""
+    data = (bundle / name).read_bytes() if (bundle / name).is_file() else b""
     raw["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     _rewrite(manifest, raw)
     return True

@@ -11,10 +11,12 @@ from random import Random
 import pytest
 
 from tests.fuzz import child, commands
-from tests.fuzz.cases import Case, make_case
+from tests.fuzz.campaign import run_case
+from tests.fuzz.cases import Case, file_of, make_case
 from tests.fuzz.commands import COMMANDS, Command
 from tests.fuzz.inputs import REPOSITORY
 from tests.fuzz.json_mutations import mutate_json
+from tests.fuzz.kept import kept_case
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.misbehaving import WAYS
 from tests.fuzz.outcome import judge
@@ -68,6 +70,23 @@ def test_every_outcome_is_noticed(sandbox, monkeypatch, way):
     finally:
         sandbox.restore()
     assert {n: e[:2] for n, e in sandbox.snapshot().items()} == {n: e[:2] for n, e in before.items()}
+
+
+def test_a_kept_case_runs_again(sandbox, monkeypatch, tmp_path):
+    """Whatever seeds mean by then: the damaged file itself was kept."""
+    monkeypatch.setitem(commands.PROGRAMS, "misbehaving", "tests.fuzz.misbehaving")
+    monkeypatch.setitem(COMMANDS, "misbehaving", Command("misbehaving", ("traceback",)))
+    case, damaged = Case(4, 2, "training rows", "misbehaving", "data/rows.jsonl", "", True), b"other rows"
+
+    def harm(case: Case, sandbox: Sandbox) -> str:
+        file_of(case, sandbox).write_bytes(damaged)
+        return "other rows"
+
+    first = run_case(case, sandbox, 30.0, tmp_path, harm)
+    again, harm_again = kept_case(tmp_path / "4-2")
+    assert again == case and (tmp_path / "4-2" / "damaged.rows.jsonl").read_bytes() == damaged
+    second = run_case(again, sandbox, 30.0, None, harm_again)
+    assert second.outcome == first.outcome and second.what == "other rows"
 
 
 def test_cases_are_determined_by_seed_and_index():
