@@ -101,6 +101,8 @@ def _print(counts: Counts, memory: MemoryTrace, served, as_json: bool) -> None:
         print(json.dumps({**counts.to_dict(), "memory": memory.samples, "server": server}))
         return
     print(_text(counts))
+    for reason, count in counts.reasons.most_common():
+        print(f"refused {count} times: {reason}")
     print(f"memory: {memory.line()}{'' if memory.is_flat() else ': NOT FLAT'}")
     if served is not None:
         print("server:", ", ".join(f"{name} {count}" for name, count in sorted(served.counts.items())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.soak.models import (
 )
 from tests.soak.texts import Counts, Mismatch, Question, explain, first_difference, text_of
 
-TURNS, TOKENS = 8, 24
+TURNS, TOKENS, LONGEST = 8, 24, 30
 
 
 def run_case(setting: Setting, counts: Counts, report: Callable[[Mismatch], None]) -> None:
@@ -31,7 +32,8 @@ def run_case(setting: Setting, counts: Counts, report: Callable[[Mismatch], None
         bundle, bank = open_bank(setting, Path(name))
         plain_models: dict = {}
         rng = setting.rng("turns")
-        for turn, prompt in enumerate(make_prompts(rng, TURNS)):
+        longest = min(LONGEST, bundle.manifest.architecture.default_context // 2)
+        for turn, prompt in enumerate(make_prompts(rng, TURNS, longest)):
             app = rng.choice(bank.names)
             if app not in plain_models:
                 plain_models[app] = _plain_model(bundle, app, bank)
@@ -61,8 +63,9 @@ def _compare(setting: Setting, turn: int, resident, plain_model, prompt, counts,
         found = text_of(resident.model, drafter, prompt, count, chooser, counts)
         counts.reused += resident.model.reused
         expected = text_of(plain_model, Drafter(1), prompt, count, chooser)
-    except UserError:
+    except UserError as error:
         counts.refused += 1
+        counts.reasons[re.sub(r"\d+", "N", str(error))] += 1
         return
     counts.texts += 1
     counts.tokens += len(found)

@@ -130,14 +130,14 @@ def draw_chooser(rng: Random) -> Chooser | None:
     return make_chooser(rng.choice((0.5, 1.0, 1.5)), settings, penalties)
 
 
-def make_prompts(rng: Random, count: int) -> list[list[int]]:
-    """Prompts that repeat themselves, some of which begin like the one before."""
+def make_prompts(rng: Random, count: int, longest: int) -> list[list[int]]:
+    """Prompts of at most `longest` tokens that repeat themselves; some begin like the one before."""
     prompts: list[list[int]] = []
     for _ in range(count):
         phrase = [rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 8))]
-        prompt = [1, *(phrase * rng.randint(1, 3))][:30]
+        prompt = [1, *(phrase * rng.randint(1, 3))][:longest]
         if prompts and rng.random() < 0.5:
             common = prompts[-1][: rng.randint(1, len(prompts[-1]))]
-            prompt = (common + phrase)[:30]
+            prompt = (common + phrase)[:longest]
         prompts.append(prompt)
     return prompts

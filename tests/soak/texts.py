@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -70,6 +71,7 @@ class Counts:
     calls: int = 0
     reused: int = 0
     refused: int = 0
+    reasons: Counter = field(default_factory=Counter)
     mismatches: list[Mismatch] = field(default_factory=list)
 
     @property
