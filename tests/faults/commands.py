@@ -120,9 +120,8 @@ def _all() -> tuple[Command, ...]:
     earlier, mlx = (("bundle", "out"),), (("mlx_bundle", "out"),)
     return (
         _convert("convert-mlx", "--adapter", "one", "--target", "mlx", "--no-golden"),
-        _convert(
-            "convert-over-mlx", "--adapter", "two", "--target", "mlx", "--no-golden", "--force", before=mlx
-        ),
+        _convert("convert-over-mlx", "--adapter", "two", "--target", "mlx", "--no-golden", "--force",
+                 before=mlx),
         _convert("into-mlx", "--adapter", "two", "--into", "out", "--no-golden", before=mlx),
         _convert("convert", "--adapter", "one", "--target", "all", "--golden-prompts",
                  "{inputs}/prompts.jsonl"),

@@ -19,6 +19,9 @@ from tests.faults.snapshots import copy_of, digest
 HALF_FROM = 2
 """Bytes of the shortest write that is cut in half."""
 
+FEW, MANY = 20, 1024
+"""Writes to one file in a row that are told apart, and how far apart those are that are chosen behind."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -46,8 +49,17 @@ Chosen = Callable[[int, Operation], bool]
 
 
 def every(stride: int) -> Chosen:
-    """Everything that gives a result its name, and of the other operations those at a fixed stride."""
-    return lambda number, operation: number % stride == 0 or _names_a_result(operation)
+    """Everything that gives a result its name, and of the other operations those at a fixed stride.
+
+    Some writers write a file in thousands of pieces, of which few are chosen.
+    """
+
+    def chosen(number: int, operation: Operation) -> bool:
+        if operation.repeats > FEW and operation.repeats % MANY:
+            return False
+        return number % stride == 0 or _names_a_result(operation)
+
+    return chosen
 
 
 def _names_a_result(operation: Operation) -> bool:

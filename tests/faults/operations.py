@@ -32,13 +32,15 @@ FROM_FILES = ("sendfile", "copy")
 class Operation:
     """One call. paths: absolute; data: the bytes of a write; offset: where they go (None: at the end).
 
-    refuse: an error number to answer with; left at 0 the call happens.
+    repeats: writes to the same file that came directly before; refuse: an error number to answer with; left
+    at 0 the call happens.
     """
 
     kind: str
     paths: tuple[Path, ...]
     data: bytes = b""
     offset: int | None = None
+    repeats: int = 0
     refuse: int = 0
 
     def label(self, folder: Path) -> str:

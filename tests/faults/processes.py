@@ -138,6 +138,11 @@ def run(body: Callable[[], int | None], folder: Path, patience: float = PATIENCE
     return Child(body, folder).wait(patience)
 
 
+def key_of(operation: Operation) -> tuple[str, tuple[Path, ...]]:
+    """What makes two operations one a repetition of the other."""
+    return operation.kind, operation.paths
+
+
 @dataclass
 class TracedChild:
     """A child that stands still before every change that it makes to files in `folder`.
@@ -171,7 +176,7 @@ class TracedChild:
 
     def operations(self, patience: float = PATIENCE) -> Iterator[Operation]:
         """The changes one by one; each happens (or is refused, see `Operation.refuse`) on the next turn."""
-        waiting = select.poll()
+        waiting, before = select.poll(), None
         waiting.register(self._listener, select.POLLIN)
         try:
             while events := waiting.poll(patience * 1000):
@@ -179,7 +184,11 @@ class TracedChild:
                     break
                 call = receive(self._listener)
                 if call is not None:
-                    yield from self._announced(call)
+                    for operation in self._announced(call):
+                        if before is not None and (before.kind, before.paths) == key_of(operation):
+                            operation.repeats = before.repeats + 1
+                        before = operation
+                        yield operation
             else:
                 self.child.kill(HANGS)
         finally:

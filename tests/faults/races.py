@@ -25,8 +25,8 @@ WAITS = 1.0
 """Seconds that the second command gets while the first one stands still: it may wait for the first."""
 
 
-SLOW = 10
-"""How much fewer operations of a slow command are tried."""
+SLOW, ENOUGH = 10, 12
+"""How much fewer operations of a slow command are tried, and how many of a short one at the least."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def interleaved(race: Race, place: Place, stride: int = 1, only: int | None = No
     """The second command whole before every `stride`-th operation of the first."""
     judge, tally = judge_of(race, place), Tally(f"{race.name}")
     labels = [label for label, _ in _stopping(race, place, 0)]
-    stride *= SLOW if race.slow else 1
+    stride = stride * SLOW if race.slow else max(1, min(stride, len(labels) // ENOUGH))
     for number, label in enumerate(labels, 1):
         moved = label.startswith("rename") and "/" not in label and not race.slow
         if number == only or (only is None and (number % stride == 0 or moved)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.commands import Command
-from tests.faults.kills import Chosen, Failure, Outcome, points
+from tests.faults.kills import FEW, MANY, Chosen, Failure, Outcome, points
 from tests.faults.operations import NEED_SPACE, TOUCH_THE_DISK
 from tests.faults.processes import Finished, TracedChild, run
 from tests.faults.reference import Place, Reference, reference_of
@@ -41,11 +41,11 @@ def refuse_everywhere(
     listed = [
         (number, operation.label(folder), operation)
         for number, operation, folder in points(command, place)
-        if operation.kind in refusal.kinds
+        if operation.kind in refusal.kinds and not (operation.repeats > FEW and operation.repeats % MANY)
     ]
     outcome.points = len(listed)
     for index, (number, label, operation) in enumerate(listed):
-        if chosen(index, operation) if only is None else str(number) == only:
+        if chosen(index + 1, operation) if only is None else str(number) == only:
             outcome.states += 1
             point = Failure(f"{command.name}@{number} {refusal.name}", label, "")
             _check(reference, place, refusal, number, point, outcome)
