@@ -6,6 +6,7 @@
 # make families  every model family on every back end against Hugging Face (table in docs/families.md)
 # make fuzz [MINUTES=10] [SEED=0]  damaged files to every command, make soak [MINUTES=10]: random models and
 #             requests for long (docs/robustness.md)
+# make faults  kill, refuse and race every command at its changes to files (docs/fault_injection.md)
 # make clean  remove what demo and test made (the virtual environment stays; `make distclean` removes it)
 # Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
@@ -18,7 +19,7 @@ OPENBLAS := $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3)
 MINUTES ?=
 SEED ?= 0
 
-.PHONY: demo test fuzz soak models families test-swift run-test-swift clean distclean install blas-hint
+.PHONY: demo test fuzz soak faults models families test-swift run-test-swift clean distclean install blas-hint
 
 demo: $(INSTALLED) blas-hint
 	@$(BIN)/python -m ss_runtime.demo $(if $(INPUT),--input $(INPUT))
@@ -65,6 +66,10 @@ fuzz: $(INSTALLED)
 soak: $(INSTALLED)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.soak --server \
 	    --minutes $(or $(MINUTES),10) --seed $(SEED)
+
+# One thread, as for the tests; FAULTS="races --rounds 100" for a part of it.
+faults: $(INSTALLED)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.faults $(FAULTS)
 
 install: $(INSTALLED)
 
