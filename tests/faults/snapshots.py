@@ -112,9 +112,20 @@ def _json_values(name: str, content: bytes) -> dict[str, object] | None:
     content = IDENTIFIER.sub(b"identifier", content)
     try:
         rows = content.decode().splitlines() if name.endswith(".jsonl") else [content.decode()]
-        return {f"{i}{k}": v for i, row in enumerate(rows) for k, v in _leaves(json.loads(row)).items()}
+        return {f"{i}{k}": v for i, row in enumerate(rows) for k, v in _leaves(_parsed(row)).items()}
     except ValueError:
         return None
+
+
+def _parsed(text: str) -> object:
+    """JSON in which entries that are named by identifiers alone are a list, in an order of their own."""
+
+    def made(pairs: list[tuple[str, object]]) -> object:
+        if all(name == "identifier" for name, _ in pairs):
+            return sorted((value for _, value in pairs), key=json.dumps)
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=made)
 
 
 def _leaves(value: object) -> dict[str, object]:
