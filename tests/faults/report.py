@@ -41,4 +41,4 @@ def failure_lines(failures: list[Failure], most: int = 400) -> str:
 
 def as_json(found: list[Outcome] | list[Tally]) -> list[dict]:
     """The same for programs."""
-    return [asdict(entry) for entry in found]
+    return [{**vars(entry), "failures": [asdict(f) for f in entry.failures]} for entry in found]
