@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 
@@ -42,6 +43,6 @@ def inside(folder: Path, name: object, where: str) -> Path:
     if path.is_absolute() or ".." in path.parts:
         raise UserError(f"{where}: path '{name:.120}' leads out of the folder")
     found = folder / path
-    if not found.resolve().is_relative_to(folder.resolve()):
+    if not Path(os.path.realpath(found)).is_relative_to(os.path.realpath(folder)):
         raise UserError(f"{where}: path '{name:.120}' leads out of the folder by a symbolic link")
     return found

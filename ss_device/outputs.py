@@ -97,13 +97,13 @@ def file_in_one_go(target: Path) -> Iterator[Path]:
 
     Waits for another process that writes the same file. An earlier file stays where the block fails.
     """
-    target = real_output(target)
+    suffix, target = target.suffix, real_output(target)
     if target.is_dir():
         raise UserError(f"{target}: is a folder, a file is written")
     with output_lock(target, WAIT_SECONDS):
         for left in target.parent.glob(f".{_escaped(target.name)}.partial-*"):  # of a killed process
             left.unlink(missing_ok=True)
-        temporary = _partial_name(target, target.suffix)
+        temporary = _partial_name(target, suffix)
         try:
             yield temporary
             _flush(temporary)

@@ -169,7 +169,9 @@ def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) 
         )
     load_openblas()
     from ss_runtime.exported_functions import open_functions
+    from ss_runtime.function_probe import check_functions
 
+    check_functions(bundle, adapter)
     return open_functions(bundle, adapter)
 
 

@@ -215,7 +215,10 @@ def open_executor_model(
 
     functions = _functions(bundle, adapter)
     packages = [load_package(bundle.path / name) for name in functions.packages]
-    engines = chained(functions, lambda part, name: packages[part].program(name, arithmetic, keep_weights))
+    def engine(part: int, name: str) -> Engine:
+        return _ExecutorEngine(packages[part].program(name, arithmetic, keep_weights))
+
+    engines = chained(functions, engine)
     architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
     return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
 
@@ -266,6 +269,22 @@ def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine])
             [open_part(part, functions.step) for part in parts], [e.step for e in functions.chain]
         ),
     )
+
+
+class _ExecutorEngine:
+    """A program of the executor; what it cannot compute in a damaged package is one line for the user."""
+
+    def __init__(self, program: Engine) -> None:
+        self._program = program
+        self.make_state = program.make_state
+
+    def predict(self, inputs: Mapping[str, np.ndarray], state) -> Mapping[str, np.ndarray]:
+        from ss_convert.coreml.executor import ExecutorError
+
+        try:
+            return self._program.predict(inputs, state)
+        except ExecutorError as error:
+            raise UserError(one_line(error)) from error
 
 
 class _CoreMLEngine:

@@ -31,7 +31,7 @@ import numpy as np
 from ss_device.bundle import Bundle, BundledAdapter, MLXFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Choose, Drafter, Proposal, StepLimits, Verified
-from ss_device.errors import UserError, one_line
+from ss_device.errors import UserError, library_errors, one_line
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.tree import DraftTree, root_only
 from ss_runtime.function_ids import number_ids
@@ -166,10 +166,9 @@ class FunctionModel:
         vocab_size: int,
     ) -> None:
         """shape: layers, key/value heads, head size. Raises UserError for a file that MLX cannot read."""
-        try:
+        self._path = path
+        with library_errors(f"{path}: not a readable MLX function"):
             self._run = mx.import_function(str(path))
-        except (RuntimeError, ValueError) as error:
-            raise UserError(f"{path}: not a readable MLX function ({one_line(error)})") from error
         self.limits = StepLimits(
             functions.num_nodes,
             functions.num_kept,
@@ -237,7 +236,10 @@ class FunctionModel:
     def _call(self, **inputs: np.ndarray) -> list[mx.array]:
         keys, values = self._buffers
         arrays = {name: mx.array(array) for name, array in inputs.items()}
-        return self._run(slot=mx.array([self._length]), keys=keys, values=values, **arrays)
+        with library_errors(f"{self._path}: the functions are not those that the manifest describes"):
+            results = self._run(slot=mx.array([self._length]), keys=keys, values=values, **arrays)
+            mx.eval(results)
+        return results
 
     def _mask(self, rows: np.ndarray) -> np.ndarray:
         """bool [R, S]: the committed text, and `rows` [R, R] of what is being written."""

@@ -82,7 +82,11 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with library_errors(f"{path}: not a readable safetensors file"):
-        return load_file(path)
+        tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UserError(f"{path}: '{name}' holds numbers that are not finite")
+    return tensors
 
 
 def _load_tensors(folder: Path, model: torch.nn.Module) -> None:

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ss_device.errors import UserError
-from ss_device.json_lines import drop_torn_line, read_json_lines
+from ss_device.json_lines import drop_torn_line, located, read_json_lines
 from ss_device.outputs import output_lock, write_text
 from ss_device.strict_json import read_json
 from ss_device.training.continuations import Continuation, continuations
@@ -114,8 +114,19 @@ def _finished(output: Path) -> set[tuple[str, int]]:
     if not output.is_file():
         return set()
     drop_torn_line(output)
-    return {(_key(row), row["sample"]) for row in read_json_lines(output)}
+    return {(_key(row), _sample(row)) for row in read_json_lines(output)}
 
 
 def _key(row: dict) -> str:
-    return row["prompt"] if "prompt" in row else json.dumps(row["prompt_ids"])
+    """The prompt as one text. Raises UserError for a row without text and without ids."""
+    if isinstance(row.get("prompt"), str):
+        return row["prompt"]
+    if isinstance(row.get("prompt_ids"), list):
+        return json.dumps(row["prompt_ids"])
+    raise located(UserError("no text 'prompt' and no list 'prompt_ids'"), row)
+
+
+def _sample(row: dict) -> int:
+    if type(row.get("sample")) is not int:
+        raise located(UserError("'sample' is missing or no whole number"), row)
+    return row["sample"]

@@ -51,7 +51,9 @@ class Ended:
 
 def import_everything() -> None:
     """Load what commands load, without a computation: threads do not survive a fork."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_OFFLINE": "1"}
+    # As commands set them before they import these libraries.
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     warnings.filterwarnings("ignore")
     silent, stderr = os.open(os.devnull, os.O_WRONLY), os.dup(2)
     os.dup2(silent, 2)

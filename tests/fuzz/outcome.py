@@ -158,11 +158,15 @@ def _digested(case: Case) -> bool:
     return listed or case.path.endswith(("tokenizer.json", ".safetensors"))
 
 
+PLACE = re.compile(r"error: \S+[/.]\S*: ")
+"""An error line that begins with a path, whose unprintable characters are written as escapes."""
+
+
 def _names(case: Case, what: str, stderr: str) -> bool:
     """Whether the line has a part of the file's path, an application's name or the damaged entry's."""
     words = set(re.findall(r"[A-Za-z_]{3,}", what)) - {"removed", "swapped", "text", "the", "whole", "file"}
     known = {*case.path.split("/"), *NAMES, *words, case.path.split("/")[-1].split(".")[0]}
-    return any(word in stderr for word in known) or "'" in stderr
+    return any(word in stderr for word in known) or "'" in stderr or PLACE.match(stderr) is not None
 
 
 def _first_words(stderr: str) -> str:
