@@ -18,11 +18,13 @@ from pathlib import Path
 import pytest
 
 from ss_convert.command import main as ss_convert
+from ss_convert.coreml.merging import MODEL, read_spec
 from ss_convert.disk import refused
 from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
 from ss_device.config import SpeculativeConfig
+from ss_device.errors import UserError
 from tests.tiny_models import make_tiny_base, random_adapter
 
 CONFIG = SpeculativeConfig(num_streams=2, num_msa_layers=1)
@@ -208,3 +210,14 @@ def test_refused_writes_are_known_by_number_text_and_cause():
         assert refused(error) == os.strerror(errno.EDQUOT)
     assert refused(shutil.Error([("a", "b", "[Errno 13] Permission denied: 'b'")])) is None
     assert refused(OSError(errno.EACCES, "x")) is None and refused(ValueError("os error x")) is None
+
+
+def test_the_package_of_the_earlier_bundle_is_read_and_not_written(earlier, small_models):
+    """coremltools' own reader replaces a package's Manifest.json; a kill there would leave two."""
+    [package] = (earlier / "coreml").iterdir()
+    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in package.rglob("*")}
+    assert read_spec(package).mlProgram.functions
+    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in package.rglob("*")} == before
+    (package / MODEL).write_bytes(b"\xff" * 40)
+    with pytest.raises(UserError, match="not a readable Core ML package"):
+        read_spec(package)

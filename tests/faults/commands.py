@@ -50,8 +50,8 @@ class Command:
     result: what it makes, in the folder it runs in; before: (input, name there) pairs that are copied
     first; again: what is added to the arguments of a rerun; read: raises for a result that is not whole;
     grows: the result is a file to which lines are added, so it may be there in part; reproducible: two
-    runs give the same bytes, apart from times; renewed: (file, path inside its JSON) of values that a
-    rerun of the finished command changes.
+    runs give the same bytes, apart from times; renews: the finished command, run again, makes its result
+    anew, and not quite the same.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Command:
     read: Callable[[Path], None] = _nothing
     grows: bool = False
     reproducible: bool = True
-    renewed: tuple[tuple[str, str], ...] = ()
+    renews: bool = False
 
     def body(self, inputs: Path, rerun: bool = False) -> Callable[[], int | None]:
         """What a child process runs."""
@@ -105,10 +105,9 @@ def _convert(name: str, *more: str, before: tuple[tuple[str, str], ...] = ()) ->
     output = () if "--into" in more else ("--output", result)
     sizes = CONVERT[:2] if "--into" in more else CONVERT
     # Adding a second time replaces the adapter by itself: what it was added to is another bundle then.
-    renewed = ((f"{result}/manifest.json", "0/made/inputs"),) if "--into" in more else ()
     return Command(
         name, "ss_convert.command", (*sizes, *output, *more), result, before, read=_read_bundle,
-        renewed=renewed,
+        renews="--into" in more,
     )  # fmt: skip
 
 

@@ -23,11 +23,12 @@ class Place:
 
 @dataclass
 class Reference:
-    """earlier: everything there before; after: everything after the run; volatile: what may differ."""
+    """earlier: everything there before; after: everything after the run, and after the finished command ran
+    again where that renews it; volatile: what may differ."""
 
     command: Command
     earlier: Contents
-    after: Contents
+    after: list[Contents]
     volatile: Volatile
 
     def result(self, everything: Contents) -> Contents:
@@ -42,10 +43,10 @@ class Reference:
             return "nothing"
         if self._same(found, self.result(self.earlier)):
             return "earlier"
-        wanted = self.result(self.after)
+        wanted = self.result(self.after[0])
         if not self.command.reproducible:
             return "new" if found.keys() == wanted.keys() else "neither"
-        if self._same(found, wanted):
+        if any(self._same(found, self.result(after)) for after in self.after):
             return "new"
         if self.command.grows and wanted[name].startswith(found[name]):
             return "part"
@@ -60,13 +61,12 @@ class Reference:
         """How the folder differs from the undisturbed one."""
         found = contents(folder)
         if self.command.reproducible:
-            return differences(self.after, found, self.volatile)
-        lines = differences(dict.fromkeys(self.after, b""), dict.fromkeys(found, b""), Volatile())
-        return lines
+            return min((differences(after, found, self.volatile) for after in self.after), key=len)
+        return differences(dict.fromkeys(self.after[0], b""), dict.fromkeys(found, b""), Volatile())
 
 
 def reference_of(command: Command, place: Place) -> Reference:
-    """Run the command twice undisturbed."""
+    """Run the command twice undisturbed, and once more on what it has made where it renews that."""
     folder = place.folder("reference")
     runs = []
     for _ in range(2):
@@ -77,9 +77,11 @@ def reference_of(command: Command, place: Place) -> Reference:
     volatile = Volatile()
     if command.reproducible:
         volatile.learn(*runs)
-        for name, value in command.renewed:
-            volatile.values.setdefault(name, set()).add(value)
-    return Reference(command, earlier, runs[0], volatile)
+    after = runs[:1]
+    if command.renews:
+        _must_succeed(command, run(command.body(place.inputs, rerun=True), folder))
+        after.append(contents(folder))
+    return Reference(command, earlier, after, volatile)
 
 
 def _must_succeed(command: Command, finished: Finished) -> None:

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from coremltools.models.utils import load_spec, save_spec
+from coremltools.models.utils import save_spec
 from coremltools.proto import MIL_pb2, Model_pb2
+from google.protobuf.message import DecodeError
 
 from ss_convert.coreml.compact import compact
 from ss_convert.coreml.reproducible import write_specification
 from ss_convert.coreml.shared_weights import SharedWeights
+from ss_device.errors import UserError, one_line
 
+MODEL = "Data/com.apple.CoreML/model.mlmodel"
 WEIGHTS = "Data/com.apple.CoreML/weights"
 WEIGHT_FILE = "weight.bin"
 
@@ -34,7 +37,7 @@ def merge_specs(
     merged.mlProgram.version = 1
     merged.description.defaultFunctionName = default
     merged.description.metadata.userDefined.update(metadata)
-    specs = {package: load_spec(str(package)) for package, _ in sources.values()}
+    specs = {package: read_spec(package) for package, _ in sources.values()}
     with SharedWeights(weights / WEIGHT_FILE) as shared:
         for name, (package, function) in sources.items():
             spec = specs[package]
@@ -48,6 +51,17 @@ def merge_specs(
     save_spec(merged, str(path), weights_dir=str(weights))
     write_specification(merged, path)
     return path
+
+
+def read_spec(package: Path) -> Model_pb2.Model:
+    """The model in a package. coremltools' own reader writes the package's Manifest.json anew, and a bundle
+    that is extended must stay as it is."""
+    spec = Model_pb2.Model()
+    try:
+        spec.ParseFromString((package / MODEL).read_bytes())
+    except (OSError, DecodeError) as error:
+        raise UserError(f"{package}: not a readable Core ML package ({one_line(error)})") from error
+    return spec
 
 
 def _description(spec: Model_pb2.Model, function: str, name: str) -> Model_pb2.FunctionDescription:
