@@ -165,10 +165,20 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle folder."""
+    """An opened bundle folder. stamp: digest of the manifest as it was read; empty where none was."""
 
     path: Path
     manifest: Manifest
+    stamp: str = ""
+
+    def check_unchanged(self) -> None:
+        """To be called when files of the bundle were read: all of them must be of one bundle.
+
+        Raises UserError when another one took its place since it was opened.
+        """
+        file = self.path / MANIFEST
+        if self.stamp and (not file.is_file() or sha256(file) != self.stamp):
+            raise UserError(f"{self.path}: was replaced while it was being read; run this again")
 
     def adapter(self, name: str | None = None) -> BundledAdapter:
         """The named adapter, or the only one. UserError lists the adapters of the bundle."""
@@ -228,6 +238,7 @@ def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
         recover_folder(path)
     if not (path / MANIFEST).is_file():
         raise UserError(f"{path}: not a bundle (no {MANIFEST}); make one with ss-convert")
+    stamp = sha256(path / MANIFEST)
     raw = read_json(path / MANIFEST)
     version = raw.get("format_version")
     if version != FORMAT_VERSION:
@@ -240,7 +251,9 @@ def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
     manifest = typed(Manifest, raw, str(path / MANIFEST))
     _check_adapters(path, manifest)
     _check_files(path, manifest.files, verify)
-    return Bundle(path, manifest)
+    bundle = Bundle(path, manifest, stamp)
+    bundle.check_unchanged()
+    return bundle
 
 
 def coreml_functions(raw: dict) -> CoreMLFunctions:

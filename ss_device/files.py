@@ -28,5 +28,5 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: no such file")
     try:
         return load_file(path)
-    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({one_line(error)})") from error

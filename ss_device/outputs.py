@@ -160,6 +160,13 @@ def recover_folder(target: Path) -> None:
             shutil.rmtree(previous, ignore_errors=True)
 
 
+def discard_partial(target: Path) -> None:
+    """Remove what an earlier process left half written, or half removed, beside a finished `target`."""
+    target = real_output(target)
+    with output_lock(target):
+        shutil.rmtree(_kept_partial(target), ignore_errors=True)
+
+
 def real_output(target: Path) -> Path:
     """The absolute path behind `target`, symbolic links followed.
 
@@ -171,6 +178,10 @@ def real_output(target: Path) -> Path:
     if real == here or real in here.parents:
         raise UserError(f"{target}: is the working folder or lies above it; name a folder or file in it")
     return real
+
+
+def _kept_partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
 
 
 def _previous(target: Path) -> Path:
@@ -185,7 +196,7 @@ def _partial_folder(target: Path, keep: bool) -> Path:
     """An empty temporary folder of a new name, or the kept one; leftovers of killed processes go."""
     for left in target.parent.glob(f".{_escaped(target.name)}.partial-*"):
         shutil.rmtree(left, ignore_errors=True)
-    folder = target.with_name(f".{target.name}.partial") if keep else _partial_name(target)
+    folder = _kept_partial(target) if keep else _partial_name(target)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

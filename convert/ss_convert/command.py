@@ -34,7 +34,7 @@ from ss_device.command_line import (
     run_command,
     size_text,
 )
-from ss_device.outputs import check_output_folder, output_lock
+from ss_device.outputs import check_output_folder, discard_partial, output_lock
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -223,7 +223,9 @@ def convert_command(arguments: argparse.Namespace) -> None:
     with output_lock(output_folder(request)):
         plan = plan_conversion(request)
         outcome = None if arguments.force else _up_to_date(plan)
-        if outcome is None:
+        if outcome is not None:
+            discard_partial(plan.output)
+        else:
             _check_replaced(plan, arguments.force)
             with progress(num_stages(plan), "read") as advance:
                 outcome = convert(plan, advance)

@@ -75,7 +75,11 @@ def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
         stages.notes += plan.notes
         weights = WeightSource(plan.base)
         manifest = _manifest(plan, _write_files(plan, stages, folder, weights))
-        stages.run("check", lambda: _check(Bundle(folder, manifest), plan, weights))
+        try:
+            stages.run("check", lambda: _check(Bundle(folder, manifest), plan, weights))
+        except UserError:
+            stages.forget()  # what was written is not right: the next run makes it anew
+            raise
         report("manifest")
         stages.forget()
         coreml_stage.remove_functions(folder)

@@ -56,6 +56,7 @@ class AdapterBank:
         self._plain = self._open(plain_base(bundle.manifest))
         for name in sorted(bundle.manifest.adapters) if names is None else names:
             self.load(name)
+        bundle.check_unchanged()
 
     @property
     def names(self) -> list[str]:

@@ -116,6 +116,33 @@ def open_backend(
     or a file is damaged.
     """
     check_backend(name, dtype)
+    _check_options(name, bundle, adapter, compute_units, quantize, kv_bits)
+    if name == "mlxfn":
+        model = _open_functions(bundle, adapter, dtype)
+    elif name == "mlx":
+        rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
+        settings = {} if num_kept is None else {"num_kept": num_kept}
+        dtype = dtype or default_dtype(name)
+        model = _open_mlx(bundle, adapter, dtype, rows, quantize=quantize, kv_bits=kv_bits, **settings)
+    elif name == "reference":
+        model = _open_reference(bundle, adapter, dtype or default_dtype(name))
+    elif name == "executor":
+        model = _open_executor(bundle, adapter, dtype or default_dtype(name))
+    else:
+        model = open_coreml_model(bundle, adapter, compute_units or "all")
+    bundle.check_unchanged()
+    return model
+
+
+def _check_options(
+    name: str,
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    compute_units: str | None,
+    quantize: str | None,
+    kv_bits: int | None,
+) -> None:
+    """UserError for an option that the back end does not have, and where it is not to be had here."""
     if compute_units is not None and name != "coreml":
         raise UserError(f"--compute-units is for back end 'coreml', not for '{name}'")
     if (reason := why_not(name, bundle, adapter)) is not None:
@@ -124,18 +151,6 @@ def open_backend(
         raise UserError(f"back end '{name}' computes with the bundle's weights: leave --quantize out")
     if kv_bits is not None and name != "mlx":
         raise UserError(f"back end '{name}' keeps keys and values as they are: leave --kv-bits out")
-    if name == "mlxfn":
-        return _open_functions(bundle, adapter, dtype)
-    dtype = dtype or default_dtype(name)
-    if name == "mlx":
-        rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
-        settings = {} if num_kept is None else {"num_kept": num_kept}
-        return _open_mlx(bundle, adapter, dtype, rows, quantize=quantize, kv_bits=kv_bits, **settings)
-    if name == "reference":
-        return _open_reference(bundle, adapter, dtype)
-    if name == "executor":
-        return _open_executor(bundle, adapter, dtype)
-    return open_coreml_model(bundle, adapter, compute_units or "all")
 
 
 def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:

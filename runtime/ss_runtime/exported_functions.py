@@ -31,7 +31,7 @@ import numpy as np
 from ss_device.bundle import Bundle, BundledAdapter, MLXFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Choose, Drafter, Proposal, StepLimits, Verified
-from ss_device.errors import UserError, library_errors, one_line
+from ss_device.errors import UserError, library_errors
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.tree import DraftTree, root_only
 from ss_runtime.function_ids import number_ids

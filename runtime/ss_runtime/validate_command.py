@@ -147,7 +147,9 @@ def golden_traces(
             f"{bundle.path}: adapter '{adapter.app}' has no golden traces; convert again where PyTorch "
             "is installed"
         )
-    return load_traces(bundle.path / stem, bundle.manifest.architecture.vocab_size)[:limit]
+    traces = load_traces(bundle.path / stem, bundle.manifest.architecture.vocab_size)[:limit]
+    bundle.check_unchanged()
+    return traces
 
 
 def check_prompts(traces: list[Trace], tokenizer: BundleTokenizer, adapter: BundledAdapter) -> None:
