@@ -209,7 +209,7 @@ def _short(file: str) -> str:
 
 
 def _own(frames: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [f for f in frames if "/" in f[0] and not f[0].startswith("tests/")]
+    return [f for f in frames if "/" in f[0] and not f[0].startswith(("tests/", ".venv/"))]
 
 
 def _last_frame(stderr: str) -> str:

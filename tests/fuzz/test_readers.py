@@ -224,7 +224,7 @@ def _digests(work: Path) -> list[Path]:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_requests_are_parsed_or_refused(work, chat):
-    from ss_runtime.serve.requests import RequestError, parse_request
+    from ss_runtime.serve.requests import RequestError, RequestLimits, parse_request
 
     sound = json.loads((work / "data" / ("chat.json" if chat else "text.json")).read_text())
 
@@ -232,7 +232,7 @@ def test_requests_are_parsed_or_refused(work, chat):
     @given(damaged_values(sound))
     def check(body: object) -> None:
         try:
-            parse_request(body, chat, 259, 16)
+            parse_request(body, chat, RequestLimits(259, 128, 16))
         except RequestError as error:
             assert 400 <= error.status < 500 and error.message
 

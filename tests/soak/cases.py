@@ -23,7 +23,7 @@ from tests.soak.models import (
 )
 from tests.soak.texts import Counts, Mismatch, Question, explain, first_difference, text_of
 
-TURNS, TOKENS, LONGEST = 8, 24, 30
+TURNS, TOKENS, LONGEST = 32, 64, 30
 
 
 def run_case(setting: Setting, counts: Counts, report: Callable[[Mismatch], None]) -> None:

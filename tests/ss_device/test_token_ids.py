@@ -133,7 +133,7 @@ DAMAGED = {
     "margin": (change(margins=np.array([1, -1, 1], np.float32)), "'margins'"),
     "margin nan": (change(margins=np.array([1, np.nan, 1], np.float32)), "'margins'"),
     "first margin": (replace(make_trace(), first_margin=-0.1), "first_margin"),
-    "first margin nan": (replace(make_trace(), first_margin=float("nan")), "first_margin"),
+    "first margin nan": (replace(make_trace(), first_margin=float("nan")), "not valid JSON"),
     "probe nan": (change(probe_logits=np.full((2, 2), np.nan, np.float32)), "probe_logits"),
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -94,10 +94,12 @@ def _model_path(path: Path) -> Path:
         raise PackageError(f"{path}: not a .mlpackage (expected a folder with Manifest.json)")
     try:
         data = json.loads(manifest.read_text())
-        root = data["itemInfoEntries"][data["rootModelIdentifier"]]["path"]
-        model_path = path / "Data" / root
-    except (ValueError, KeyError, TypeError):
+        root = PurePosixPath(data["itemInfoEntries"][data["rootModelIdentifier"]]["path"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise PackageError(f"{manifest}: damaged (expected JSON that names a root model)") from None
+    if root.is_absolute() or ".." in root.parts or "\0" in str(root):
+        raise PackageError(f"{manifest}: damaged (its root model lies outside the package)")
+    model_path = path / "Data" / root
     if not model_path.is_file():
         raise PackageError(f"{path}: the model file 'Data/{root}' named by the manifest is missing")
     return model_path

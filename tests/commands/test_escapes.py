@@ -1,0 +1,194 @@
+"""Nothing that a file says leads out of its folder, runs code, or costs a user's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from ss_convert.command import main as ss_convert
+from ss_device.training.command import main as ss_train
+from ss_runtime.bench_command import main as ss_bench
+from ss_runtime.generate_command import main as ss_generate
+from tests.commands.conftest import SIZES
+
+SMALL = ("--target", "mlx", "--no-golden")
+
+
+@pytest.fixture
+def own_models(models, tmp_path):
+    """A copy of the models folder, to be damaged."""
+    shutil.copytree(models, tmp_path / "models")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A file of the user's beside everything, that must stay as it is."""
+    file = tmp_path / "victim" / "model.safetensors"
+    file.parent.mkdir()
+    file.write_text("mine")
+    yield file
+    assert file.read_text() == "mine"
+    assert sorted(p.name for p in file.parent.iterdir()) == ["model.safetensors"]
+
+
+def edit(path, change):
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
+
+
+def convert(models, *words):
+    return ss_convert(["--models", str(models), *map(str, words)])
+
+
+@pytest.fixture
+def bundle(own_models, tmp_path):
+    assert convert(own_models, "--adapter", "tiny", "--output", tmp_path / "bundle", *SMALL, *SIZES) == 0
+    return tmp_path / "bundle"
+
+
+@pytest.mark.parametrize("name", ["../../../victim/model", "/tmp/model", "a/b", "..", "x\u001b[2J", ""])
+def test_an_adapters_name_is_a_name(own_models, tmp_path, victim, capsys, name):
+    edit(own_models / "adapters/tiny/speculative_config.json", lambda raw: raw.update(app=name))
+    for output in (("--output", tmp_path / "out"), ()):
+        assert convert(own_models, "--adapter", "tiny", *output, *SMALL) == 2
+        error = capsys.readouterr().err
+        assert "application" in error and "is no name" in error and error.strip().isprintable()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["../base/tiny-base", "a/b/c", "/etc"])
+def test_a_base_is_named_not_located(own_models, tmp_path, capsys, name):
+    config = own_models / "adapters/tiny/speculative_config.json"
+    edit(config, lambda raw: raw["base"].update(name=name))
+    assert convert(own_models, "--adapter", "tiny", "--output", tmp_path / "out", *SMALL) == 2
+    assert "base" in capsys.readouterr().err
+
+
+PATHS = ("tensor_file", "parent_bias_file", "golden")
+
+
+@pytest.mark.parametrize("path", ["../victim/model.safetensors", "/etc/passwd", "mlx/../../victim/model"])
+@pytest.mark.parametrize("entry", PATHS)
+def test_paths_of_a_manifest_stay_in_the_bundle(bundle, victim, capsys, entry, path):
+    edit(bundle / "manifest.json", lambda raw: raw["adapters"]["tiny"].update({entry: path}))
+    assert ss_generate(["--bundle", str(bundle), "--prompt", "Hi"]) == 2
+    assert "leads out of the folder" in capsys.readouterr().err
+
+
+def test_an_adapter_of_a_bundle_is_called_as_its_entry_says(bundle, rows_file, tmp_path, victim, capsys):
+    """`{app}` in --output of ss-bench becomes part of a path."""
+
+    def rename(raw):
+        raw["adapters"] = {"../victim/model": raw["adapters"]["tiny"] | {"app": "../victim/model"}}
+
+    edit(bundle / "manifest.json", rename)
+    output = tmp_path / "in" / "{app}.safetensors"
+    words = ["run", bundle, "--input", tmp_path / "{app}.jsonl", "--output", output]
+    assert ss_bench([str(word) for word in words]) == 2
+    assert "is no name" in capsys.readouterr().err
+
+
+@pytest.fixture
+def rows_file(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Hi"}\n')
+    return tmp_path / "rows.jsonl"
+
+
+def test_only_plain_files_are_copied_into_an_extended_bundle(bundle, own_models, tmp_path, victim, capsys):
+    """A link in a bundle: neither is what it leads to copied, nor is it written through."""
+    tensors = bundle / "mlx/adapters/tiny.safetensors"
+    size = tensors.stat().st_size
+    tensors.unlink()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * size)
+    tensors.symlink_to(secret)
+    before = sorted(p.name for p in bundle.rglob("*"))
+    assert convert(own_models, "--adapter", "tiny", "--into", bundle) == 2
+    assert "symbolic link" in capsys.readouterr().err
+    assert sorted(p.name for p in bundle.rglob("*")) == before and secret.read_bytes() == b"s" * size
+
+
+def test_files_of_the_users_are_never_replaced(bundle, own_models, tmp_path, capsys):
+    """A bundle with a foreign file is not even replaced with --force; another bundle needs --force."""
+    words = ("--adapter", "tiny", "--output", bundle, *SMALL)
+    assert convert(own_models, *words) == 2
+    assert "--force replaces it" in capsys.readouterr().err
+    (bundle / "notes.txt").write_text("mine")
+    assert convert(own_models, *words, "--force") == 2
+    assert "is not a bundle from other inputs of this command" in capsys.readouterr().err
+    assert (bundle / "notes.txt").read_text() == "mine"
+    (bundle / "notes.txt").unlink()
+    assert convert(own_models, *words, "--force") == 0
+
+
+@pytest.mark.parametrize("kind", ["lora", "adapter", "base"])
+def test_a_folder_of_the_users_is_not_trained_over(own_models, tmp_path, capsys, kind):
+    """Neither the output nor `<output>.run` is touched where the command did not write them."""
+    row = {"question": "q", "context": "CREATE TABLE t (a INT)", "answer": "SELECT a FROM t"}
+    (tmp_path / "data.jsonl").write_text((json.dumps(row) + "\n") * 12)
+    base = own_models / "base" / "tiny-base"
+    first = ["base", str(recipe(tmp_path)), "--data", str(tmp_path), "--steps", "1"]
+    words = first if kind == "base" else [kind, "sqlctx", "--base", str(base), "--data", "data.jsonl"]
+    for name in ("mine", "mine.run"):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "thesis.txt").write_text("mine")
+        for more in ((), ("--force",), ("--resume",)):
+            output = tmp_path / ("mine" if name == "mine" else name.removesuffix(".run"))
+            status = ss_train([*in_folder(words, tmp_path), "--output", str(output), *more])
+            error = capsys.readouterr().err
+            assert status == 2 and "choose another --output" in error, (name, more, error)
+            assert (folder / "thesis.txt").read_text() == "mine"
+        shutil.rmtree(folder)
+
+
+def in_folder(words, folder):
+    return [str(folder / word) if word == "data.jsonl" else word for word in words]
+
+
+def recipe(folder):
+    text = """
+name = "tiny"
+seed = 1
+[tokenizer]
+vocab_size = 300
+sample_documents = 10
+[model]
+hidden_size = 32
+intermediate_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 16
+[training]
+tokens_per_batch = 256
+max_length = 64
+learning_rate = 1e-3
+warmup_steps = 1
+weight_decay = 0.1
+[[sources]]
+kind = "application"
+app = "sqlctx"
+path = "data.jsonl"
+weight = 1.0
+"""
+    (folder / "recipe.toml").write_text(text)
+    return folder / "recipe.toml"
+
+
+def test_python_in_a_models_folder_is_not_run(own_models, tmp_path, capsys, monkeypatch):
+    """`auto_map` names a class in a file of the folder; nobody is asked, and nothing is imported."""
+    base = own_models / "base" / "tiny-base"
+    (base / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').write('ran')\n")
+    names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    edit(base / "config.json", lambda raw: raw.update(auto_map=names))
+    monkeypatch.setattr("builtins.input", lambda *_: "yes")
+    (tmp_path / "data.jsonl").write_text('{"question": "q", "context": "c", "answer": "a"}\n')
+    words = ["score", "sqlctx", "--base", base, "--data", tmp_path / "data.jsonl", "--limit", 1]
+    assert ss_train([str(word) for word in [*words, "--max-tokens", 2]]) in (0, 2)
+    assert not (tmp_path / "ran").exists()
