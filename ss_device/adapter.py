@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from ss_device.architecture import Architecture
 from ss_device.base_model import BaseFolder, BaseIdentity, check_shapes
 from ss_device.config import SpeculativeConfig, parameter_count, tensor_shapes
-from ss_device.errors import UserError
+from ss_device.errors import UserError, printable
 from ss_device.families import canonical_parts
 from ss_device.files import read_tensors
 from ss_device.hub import is_hub_id
@@ -94,6 +94,9 @@ class Adapter:
         """Raise UserError unless tensors match the settings and the base's sizes."""
         self.config.check(architecture)
         check_shapes(self.tensors, tensor_shapes(self.config, architecture), f"adapter '{self.app}'")
+        for name, tensor in self.tensors.items():
+            if not np.isfinite(tensor).all():
+                raise UserError(f"adapter '{self.app}': tensor '{name}' holds numbers that are not finite")
 
 
 def save_adapter(adapter: Adapter, architecture: Architecture, folder: Path) -> None:
@@ -183,6 +186,9 @@ def _read_lora(
             rows = slice(None) if factor.startswith("A") else slice(part.start, part.stop)
             pair = factors.setdefault(part.name.removesuffix(".weight"), {})
             pair[factor.removesuffix(".weight")] = tensor[rows]
+    for key, pair in factors.items():
+        if pair.keys() != {"A", "B"}:
+            raise UserError(f"{folder}: LoRA of '{printable(key)}' is not two factors, lora_A and lora_B")
     return {key: (pair["A"], pair["B"]) for key, pair in factors.items()}
 
 

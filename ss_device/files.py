@@ -13,9 +13,11 @@ from ss_device.errors import UserError, one_line
 
 
 def sha256(*paths: Path) -> str:
-    """Hex digest over the bytes of the files, in the order given."""
+    """Hex digest over the bytes of the files, in the order given. UserError for what is no plain file."""
     digest = hashlib.sha256()
     for path in paths:
+        if not path.is_file():  # a pipe would never end
+            raise UserError(f"{path}: no such file, or no plain one")
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

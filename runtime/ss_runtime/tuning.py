@@ -149,6 +149,9 @@ def write_tuning(
         raw = read_json(path) if path.is_file() else {}
         if raw.get("format_version") != FORMAT_VERSION:
             raw = {"format_version": FORMAT_VERSION, "devices": {}}
-        entries = raw["devices"].setdefault(device_name(), {})
+        devices = raw.get("devices")
+        entries = devices.setdefault(device_name(), {}) if isinstance(devices, dict) else None
+        if not isinstance(entries, dict):
+            raise UserError(f"{path}: 'devices' is no table of tables; remove the file and tune again")
         entries[f"{app}:{dtype}"] = {"choice": asdict(choice), "evidence": evidence}
         write_text(path, json.dumps(raw, indent=1) + "\n")

@@ -95,6 +95,8 @@ class DocumentStream:
         found = typed(StreamState, state, "the run's place in its data")
         if len(found.cursors) != len(self.sources):
             raise UserError("the run to go on with had other data sources; start a new one")
+        if min(found.pool, found.tokens, *(c.epoch for c in found.cursors)) < 0:
+            raise UserError("the run's place in its data is not one of these files")
         for cursor, (size, _) in zip(found.cursors, self.pools, strict=True):
             if not 0 <= cursor.index < max(size, 1) or abs(cursor.owed) > MOST_OWED:
                 raise UserError("the run's place in its data is not one of these files")

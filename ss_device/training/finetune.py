@@ -116,7 +116,9 @@ def _step(model, optimizer, documents, rate: float) -> float:
     ids, weights = (torch.from_numpy(a).to(device) for a in collate(documents, 0, 0.0))
     loss = weighted_loss(model(input_ids=ids, use_cache=False).logits, ids, weights)
     if not torch.isfinite(loss):
-        raise NotFinite("the loss is not finite; lower the learning rate")
+        raise NotFinite(
+            "the loss is not finite; lower the learning rate (at the first steps: check the base's weights)"
+        )
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -208,7 +208,10 @@ def _segment_gradients(accelerator, objective, batch, size, spans) -> dict[str, 
 
 def _backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
     if not torch.isfinite(loss):
-        raise UserError("the loss is not finite; lower the learning rate")
+        raise UserError(
+            "the loss is not finite; lower the learning rate (at the first steps: check the weights of "
+            "base, adapter and parent bias)"
+        )
     accelerator.backward(loss)
 
 

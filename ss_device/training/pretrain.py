@@ -129,8 +129,7 @@ def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator, f
         """A base folder of which nobody knows where it comes from is the user's."""
         return trained and holds_only(folder, BASE_FILES)
 
-    if not resume:
-        check_new_run(run, force)
+    check_new_run(run, force or resume)
     check_output_folder(output, "a base model", is_ours, force or resume)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -209,7 +208,7 @@ def started_model(recipe: Recipe, start: Path) -> LlamaForCausalLM:
 def _check_shape(model: LlamaForCausalLM, recipe: Recipe, start: Path) -> None:
     wanted = {"vocab_size": recipe.vocab_size, **recipe.model}
     for name, value in wanted.items():
-        found = getattr(model.config, name)
+        found = getattr(model.config, name, None)
         if found != value:
             raise UserError(f"{start}: {name} is {found}, the recipe says {value}")
 

@@ -133,6 +133,7 @@ def test_a_folder_of_the_users_is_not_trained_over(own_models, tmp_path, capsys,
     base = own_models / "base" / "tiny-base"
     first = ["base", str(recipe(tmp_path)), "--data", str(tmp_path), "--steps", "1"]
     words = first if kind == "base" else [kind, "sqlctx", "--base", str(base), "--data", "data.jsonl"]
+    words += ["--set", "num_msa_layers=2"] if kind == "adapter" else []
     for name in ("mine", "mine.run"):
         (tmp_path / "mine").mkdir(exist_ok=True)
         folder = tmp_path / name

@@ -30,6 +30,8 @@ def _post(arguments) -> None:
     from ss_runtime.serve.app import make_app
     from ss_runtime.serve.engine import Engine
 
+    if not arguments.body.is_file():
+        raise UserError(f"{arguments.body}: no such file")
     body = arguments.body.read_bytes()
     engine = Engine(open_bundle("bundle"), "float32", 2, False, None)
     with TestClient(make_app(engine, 1 << 20, 8)) as client:

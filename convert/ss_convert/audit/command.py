@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ss_convert.audit.devices import DEFAULTS, DEVICES, Device, device_named
 from ss_device.command_line import CommandParser, console, print_json, size_text
-from ss_device.errors import UserError, one_line
+from ss_device.errors import UserError, library_errors, one_line
 from ss_device.outputs import check_new_file, write_text
 
 ENGINES = ("ane", "gpu")
@@ -52,7 +52,8 @@ def audit_command(arguments: argparse.Namespace) -> None:
     if arguments.html:
         check_new_file(arguments.html, arguments.force)
     engine = arguments.engine or _engine_of(arguments.bundle)
-    found = audit(arguments.bundle, engine, _device(arguments, engine))
+    with library_errors(f"{arguments.bundle}: not a package that can be read"):
+        found = audit(arguments.bundle, engine, _device(arguments, engine))
     if sys.platform == "darwin":
         found = with_placement(found, arguments.bundle)
     if arguments.html:

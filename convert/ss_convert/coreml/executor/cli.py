@@ -19,6 +19,9 @@ _EXAMPLE = """example:
 """
 
 
+DEFECT = 70  # EX_SOFTWARE of sysexits.h
+
+
 class _Parser(argparse.ArgumentParser):
     """Ends bad options with one line."""
 
@@ -35,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("package", type=Path, help="a .mlpackage folder")
     parser.add_argument("--json", action="store_true", help="describe as JSON")
+    parser.add_argument("--debug", action="store_true", help="show where an unexpected error arose")
     parser.add_argument("--function", help="function to run (describes the package without it)")
     parser.add_argument("--inputs", type=Path, help=".npz file with one array per input")
     parser.add_argument("--state", type=Path, help=".npz file with one array per state (else 0)")
@@ -62,12 +66,24 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader has what it wanted; nothing may be written when the interpreter ends either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ExecutorError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
+    except (ExecutorError, OSError, MemoryError) as error:
+        print(f"error: {_shown(error)}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if options.debug:
+            raise
+        what = f"unexpected {type(error).__name__}: {_shown(error)}"
+        print(f"error: {what} (--debug shows where)", file=sys.stderr)
+        return DEFECT
     return 0
+
+
+def _shown(value: object) -> str:
+    """Text on one line, with escapes for what moves a terminal's cursor."""
+    line = " ".join(str(value).split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -105,18 +121,18 @@ def _describe(package: Package, as_json: bool) -> None:
     if as_json:
         print(json.dumps(record, indent=2))
         return
-    print(f"{package.path}: specification {package.specification_version}, "
+    print(f"{_shown(package.path)}: specification {package.specification_version}, "
           f"{package.weight_bytes} bytes of weights")  # fmt: skip
     for key, value in sorted(package.metadata.items()):
-        print(f"  {key}: {value}")
+        print(f"  {_shown(key)}: {_shown(value)}")
     for name, function in record["functions"].items():
-        print(f"function {name} (opset CoreML{function['opset']})")
+        print(f"function {_shown(name)} (opset CoreML{function['opset']})")
         for kind in ("inputs", "outputs", "states"):
             for feature in function[kind]:
                 shape = ", ".join("?" if size is None else str(size) for size in feature["shape"])
-                print(f"  {kind[:-1]:6} {feature['name']}: {feature['dtype']} ({shape})")
+                print(f"  {kind[:-1]:6} {_shown(feature['name'])}: {feature['dtype']} ({shape})")
         counts = ", ".join(f"{op} {count}" for op, count in function["operations"].items())
-        print(f"  operations: {counts}")
+        print(f"  operations: {_shown(counts)}")
 
 
 def _load_arrays(path: Path) -> dict[str, np.ndarray]:
