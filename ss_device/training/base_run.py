@@ -157,7 +157,9 @@ class BaseRun:
         value = train_step(accelerator, self.objective, self.optimizer, share, schedule, rng)
         if not math.isfinite(value):
             step = progress.step + 1
-            raise NotFinite(f"loss is {value} at step {step}; lower the learning rate")
+            raise NotFinite(
+                f"loss is {value} at step {step}; lower the learning rate (or check the weights)"
+            )
         progress.step += 1
         progress.tokens += sum(len(d.ids) for d in documents)
         return value

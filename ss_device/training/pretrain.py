@@ -145,6 +145,8 @@ def _restore(run: Path, output: Path, model, optimizer, stream: DocumentStream) 
     if record is None:
         return Progress()
     progress = typed(Progress, record, f"{run / 'checkpoint'}: record.json")
+    if not progress.stretch:
+        raise UserError(f"{run / 'checkpoint'}: record.json: 'stretch' is missing")
     if has_ended(run, output, progress):
         held = load_checkpoint(run / "held", model, optimizer) or record
         progress = typed(Progress, held, f"{run / 'held'}: record.json")
