@@ -74,7 +74,7 @@ def typed(kind: type[Kind], raw: object, where: str) -> Kind:
     that is not finite or beyond 64 bits.
     """
     _check_known(kind, raw, where)
-    _check_numbers(raw, where)
+    check_numbers(raw, where)
     try:
         return msgspec.convert(raw, kind)
     except UserError as error:  # of a dataclass that checks itself
@@ -114,7 +114,8 @@ def _hints(kind: type) -> dict[str, object]:
     return get_type_hints(kind)
 
 
-def _check_numbers(raw: object, where: str) -> None:
+def check_numbers(raw: object, where: str) -> None:
+    """UserError, beginning with `where`, for a number that is not finite or beyond 64 bits."""
     pending = [raw]
     while pending:
         value = pending.pop()

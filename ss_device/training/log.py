@@ -24,6 +24,7 @@ def _is_of(line: str, last_step: int) -> bool:
     """Whether a line is a whole record of a step up to the last one that is kept."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
-    return isinstance(record, dict) and record.get("step", last_step + 1) <= last_step
+    step = record.get("step") if isinstance(record, dict) else None
+    return isinstance(step, int) and step <= last_step

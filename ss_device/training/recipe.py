@@ -46,6 +46,8 @@ class Source:
         _check_path(self.path)
         if not 0 <= self.weight <= 1:
             raise UserError(f"source weight {self.weight} must lie between 0 and 1")
+        if self.kind != "repeat" and not self.path:
+            raise UserError(f"a source of kind '{self.kind}' needs a path")
         if self.augmentation not in AUGMENTATIONS:
             known = ", ".join(AUGMENTATIONS[1:])
             raise UserError(f"source augmentation '{self.augmentation}' (expected {known})")

@@ -10,7 +10,7 @@ from pathlib import Path
 from ss_device.errors import UserError
 from ss_device.json_numbers import with_nulls
 from ss_device.outputs import WAIT_SECONDS, output_lock, write_text
-from ss_device.strict_json import read_json
+from ss_device.strict_json import check_numbers, read_json
 
 # 1: `runs` was a count, and no totals; what compare and plot read is the same.
 FORMAT_VERSION, READABLE = 2, (1, 2)
@@ -96,6 +96,7 @@ def tuning_markdown(evidence: dict) -> str:
 def read_result(path: Path) -> dict:
     """A result file of `ss-bench run`, checked as far as `compare` and plots read it. Raises UserError."""
     raw = read_json(path)
+    check_numbers(raw, str(path))
     if raw.get("format_version") not in READABLE or not isinstance(raw.get("methods"), dict):
         raise UserError(f"{path}: not a result of ss-bench run (format version {FORMAT_VERSION})")
     for name, found in raw["methods"].items():
