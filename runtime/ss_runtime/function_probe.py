@@ -1,7 +1,9 @@
 """Exported functions, tried by a process of their own: damage in such a file can end who reads it.
 
 MLX reads and runs what the file holds in C++, without checking it against anything. What a damaged file
-does there (an endless loop, a segmentation fault, a buffer of terabytes) it does not do to its user.
+does there (an endless loop, a segmentation fault, a buffer of terabytes) it does not do to its user, as far
+as a try shows it. A file that was made to do harm, in a bundle whose digests agree, is a program like any
+other.
 """
 
 from __future__ import annotations
@@ -14,17 +16,21 @@ from pathlib import Path
 
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.errors import UserError, one_line
+from ss_device.files import sha256
 
 SECONDS = 600.0
 """For reading the weights and three calls: minutes only where a file is damaged, or a disk is very slow."""
 
 
 def check_functions(bundle: Bundle, adapter: BundledAdapter) -> None:
-    """Have another process read an adapter's functions and call each once.
+    """Compare the file's digest, then have another process read the functions and call each once.
 
-    Raises UserError that names the file where that process fails, dies or does not end.
+    Raises UserError that names the file where they differ, or that process fails, dies or does not end.
     """
     path = bundle.path / adapter.mlxfn.file
+    known = bundle.manifest.files.get(adapter.mlxfn.file)
+    if known is None or sha256(path) != known.sha256:
+        raise UserError(f"{path}: was changed after the conversion (sha256)")
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", __name__, str(bundle.path), adapter.app]
     try:

@@ -53,6 +53,10 @@ class Progress:
     def __post_init__(self) -> None:
         if self.stretch and set(self.stretch) != STRETCH:
             raise UserError(f"stretch has other entries than {', '.join(sorted(STRETCH))}")
+        if self.stretch and (
+            min(self.stretch.values()) < 0 or not self.budget.steps and not self.budget.minutes
+        ):
+            raise UserError("a stretch is so many steps or minutes, none of them negative")
         if min(self.step, self.tokens, self.seconds) < 0:
             raise UserError("step, tokens and seconds must not be negative")
 

@@ -190,11 +190,19 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
             pad_token_id=tokenizer.token_to_id(PAD),
             **recipe.model,
         )
-        read_architecture(config.to_dict())  # sizes that make no sense, before memory is taken for them
+        _check_sizes(config, recipe)
         model = LlamaForCausalLM(config)
     if recipe.schedule.copy_initialization:
         wire_copying(model, recipe.seed)
     return model
+
+
+def _check_sizes(config: LlamaConfig, recipe: Recipe) -> None:
+    """UserError for sizes that make no sense, before memory is taken for them."""
+    try:
+        read_architecture(config.to_dict())
+    except UserError as error:
+        raise UserError(f"recipe '{recipe.name}': model: {error}") from error
 
 
 def started_model(recipe: Recipe, start: Path) -> LlamaForCausalLM:
