@@ -98,7 +98,7 @@ def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> No
         proposal = model.prefill([token])
         verified = model.step(root_only(proposal.root))
         if not np.all(np.isfinite(verified.stream_logits)):
-            raise UserError("check failed: the Core ML package gives logits that are not finite")
+            raise UserError(f"check failed: the package gives logits of '{entry.app}' that are not finite")
         return
     found = Replay("executor", "float32", has_exact_weights(bundle, entry, "executor"))
     replay(model, traces[:1], found, CHECKED_STEPS)

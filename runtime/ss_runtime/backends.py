@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel
-from ss_device.errors import UserError, one_line
+from ss_device.errors import UserError, library_errors
 from ss_runtime.coreml_model import open_coreml_model
 from ss_runtime.plain_base import has_streams
 
@@ -191,13 +191,10 @@ def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) 
 
 
 def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:
-    from ss_convert.coreml.executor import ExecutorError
     from ss_runtime.coreml_model import open_executor_model
 
-    try:
+    with library_errors("the executor cannot read the package"):
         return open_executor_model(bundle, adapter, arithmetic=dtype)
-    except ExecutorError as error:
-        raise UserError(one_line(error)) from error
 
 
 def _pruning(adapter: BundledAdapter) -> dict:
@@ -240,7 +237,9 @@ def _open_reference(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> Step
 
     architecture = bundle.manifest.architecture
     base = hugging_face_model(bundle, dtype)
-    model = attach_adapter(base, architecture, adapter_in_memory(bundle, adapter))
+    held = adapter_in_memory(bundle, adapter)
+    held.check_shapes(architecture)
+    model = attach_adapter(base, architecture, held)
     return ReferenceStepModel(model, adapter.num_nodes, **_pruning(adapter))
 
 

@@ -21,7 +21,7 @@ from ss_device.architecture import Architecture
 from ss_device.bundle import Bundle, BundledAdapter, CoreMLFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Choose, Proposal, StepLimits, Verified
-from ss_device.errors import UserError, one_line
+from ss_device.errors import UserError, library_errors, one_line
 from ss_device.files import read_tensors
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.tree import DraftTree, root_only
@@ -279,12 +279,8 @@ class _ExecutorEngine:
         self.make_state = program.make_state
 
     def predict(self, inputs: Mapping[str, np.ndarray], state) -> Mapping[str, np.ndarray]:
-        from ss_convert.coreml.executor import ExecutorError
-
-        try:
+        with library_errors("the executor cannot run the package"):
             return self._program.predict(inputs, state)
-        except ExecutorError as error:
-            raise UserError(one_line(error)) from error
 
 
 class _CoreMLEngine:

@@ -7,7 +7,7 @@ import math
 import re
 from pathlib import Path
 
-from ss_device.errors import UserError
+from ss_device.errors import UserError, printable
 from ss_device.json_numbers import with_nulls
 from ss_device.outputs import WAIT_SECONDS, output_lock, write_text
 from ss_device.strict_json import check_numbers, read_json
@@ -95,7 +95,7 @@ def tuning_markdown(evidence: dict) -> str:
 
 def read_result(path: Path) -> dict:
     """A result file of `ss-bench run`, checked as far as `compare` and plots read it. Raises UserError."""
-    raw = read_json(path)
+    raw = _printable(read_json(path))
     check_numbers(raw, str(path))
     if raw.get("format_version") not in READABLE or not isinstance(raw.get("methods"), dict):
         raise UserError(f"{path}: not a result of ss-bench run (format version {FORMAT_VERSION})")
@@ -103,6 +103,15 @@ def read_result(path: Path) -> dict:
         if not (isinstance(found, dict) and _is_method(found)):
             raise UserError(f"{path}: the figures of method '{name}' are missing or wrong")
     return raw
+
+
+def _printable(value):
+    """A JSON value with escapes for what its texts would do to a terminal."""
+    if isinstance(value, dict):
+        return {printable(name): _printable(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_printable(entry) for entry in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _is_method(found: dict) -> bool:
