@@ -193,7 +193,7 @@ def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) 
 def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:
     from ss_runtime.coreml_model import open_executor_model
 
-    with library_errors("the executor cannot read the package"):
+    with library_errors(f"{bundle.path}: the executor cannot read the package"):
         return open_executor_model(bundle, adapter, arithmetic=dtype)
 
 

@@ -216,7 +216,8 @@ def open_executor_model(
     functions = _functions(bundle, adapter)
     packages = [load_package(bundle.path / name) for name in functions.packages]
     def engine(part: int, name: str) -> Engine:
-        return _ExecutorEngine(packages[part].program(name, arithmetic, keep_weights))
+        program = packages[part].program(name, arithmetic, keep_weights)
+        return _ExecutorEngine(program, bundle.path / functions.packages[part])
 
     engines = chained(functions, engine)
     architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
@@ -274,12 +275,12 @@ def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine])
 class _ExecutorEngine:
     """A program of the executor; what it cannot compute in a damaged package is one line for the user."""
 
-    def __init__(self, program: Engine) -> None:
-        self._program = program
+    def __init__(self, program: Engine, path: Path) -> None:
+        self._program, self._path = program, path
         self.make_state = program.make_state
 
     def predict(self, inputs: Mapping[str, np.ndarray], state) -> Mapping[str, np.ndarray]:
-        with library_errors("the executor cannot run the package"):
+        with library_errors(f"{self._path}: the executor cannot run it"):
             return self._program.predict(inputs, state)
 
 
