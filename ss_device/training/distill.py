@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer
 
 from ss_device.errors import UserError
-from ss_device.json_lines import drop_torn_line, located, read_json_lines
+from ss_device.json_lines import Row, drop_torn_line, located, read_lines
 from ss_device.outputs import output_lock, write_text
-from ss_device.strict_json import read_json
+from ss_device.strict_json import decode_object, read_json
 from ss_device.training.continuations import Continuation, continuations
 
 
@@ -52,6 +52,8 @@ def distill(
     """
     if output.suffix != ".jsonl":
         raise UserError(f"{output}: continuations are written as plain .jsonl")
+    if output.exists() and not output.is_file():
+        raise UserError(f"{output}: is no plain file")
     with output_lock(output):
         check_settings(output, {**made_from, **asdict(settings)})
         waiting = _waiting(prompts, samples, _finished(output))
@@ -81,6 +83,10 @@ def _waiting(
         if (_key(prompt.fields()), sample) not in done
     ]
     return sorted(waiting, key=lambda item: (len(item[0].ids), item[0].ids, item[1]))
+
+
+ROW_BEGINS = b'{"prompt'
+"""How every row of such a file begins."""
 
 
 def _progress(done: int, total: int, seconds: float) -> dict:
@@ -113,8 +119,25 @@ def check_settings(output: Path, settings: dict) -> None:
 def _finished(output: Path) -> set[tuple[str, int]]:
     if not output.is_file():
         return set()
-    drop_torn_line(output)
-    return {(_key(row), _sample(row)) for row in read_json_lines(output)}
+    done, cut = set(), False
+    for row in _whole_rows(output):
+        if row is None:
+            cut = True
+        else:
+            done.add((_key(row), _sample(row)))
+    if cut:  # only now that all before it are rows: whatever else the file is stays as it is
+        drop_torn_line(output)
+    return done
+
+
+def _whole_rows(output: Path) -> Iterator[Row | None]:
+    """The rows of a file; at its end None for the beginning of one, the trace of a killed writer."""
+    for number, line in read_lines(output):
+        where = f"{output}:{number}"
+        if not line.endswith(b"\n") and ROW_BEGINS.startswith(line[: len(ROW_BEGINS)]):
+            yield None
+        else:
+            yield Row(decode_object(line, where), where)
 
 
 def _key(row: dict) -> str:

@@ -13,7 +13,7 @@ from ss_device.evaluation.stopping import stop_length, text_before_stop
 from ss_device.reference.stream_model import load_base
 from ss_device.sampling import Sampling
 from ss_device.training.continuations import Continuation, continuations, row_seed
-from ss_device.training.distill import Prompt, distill
+from ss_device.training.distill import Prompt, _finished, distill
 from tests.tiny_models import make_tiny_base
 
 PROMPTS = [Prompt((1, *range(10, 14)), "one"), Prompt((1, 40), "two"), Prompt((1, 5, 6, 7, 8, 9, 10))]
@@ -108,3 +108,17 @@ def test_a_killed_run_goes_on_and_other_settings_are_refused(model, tokenizer, t
     with pytest.raises(UserError, match="top-p 0"):
         Continuation(temperature=1.0, top_p=0.0)
     assert cut.read_text() == before
+
+
+def test_only_ones_own_torn_line_is_cut(tmp_path):
+    """The trace of a killed writer goes; a file that holds something else stays byte for byte."""
+    file = tmp_path / "own.jsonl"
+    row = json.dumps({"prompt": "a", "sample": 0, "completion_ids": [1]}) + "\n"
+    file.write_text(row + row[:20])
+    assert _finished(file) == {("a", 0)}
+    assert file.read_text() == row
+    for content in ("a letter, without a line end", row + "some text", row + "{\n"):
+        file.write_text(content)
+        with pytest.raises(UserError, match="own.jsonl:"):
+            _finished(file)
+        assert file.read_text() == content
