@@ -168,6 +168,10 @@ class AdapterFile:
     architecture: Architecture | None = None
     parameters: dict = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise UserError(f"max_tokens {self.max_tokens} must be at least 1")
+
 
 def _read_lora(
     folder: Path, config: SpeculativeConfig, architecture: Architecture | None

@@ -10,10 +10,16 @@ import re
 REFUSALS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EROFS)
 # safetensors ("os error 28") and shutil.Error ("[Errno 28]") give the number only in their text.
 NUMBERED = re.compile(r"(?:os error |\[Errno )(\d+)")
-# coremltools' writers of weights and of packages do not always say why a write failed; on a full disk the
-# second one reports an input/output error.
-UNEXPLAINED = ("[MIL FileWriter]", "cannot copy: Input/output error")
-UNEXPLAINED_REASON = "coremltools was refused a write: no space, a limit, a quota or a damaged disk"
+# Writers that do not always say why a write failed. Of packages on a full disk coremltools reports an
+# input/output error, or misses the manifest that it could not write.
+UNEXPLAINED = {
+    "[MIL FileWriter]": "coremltools",
+    "cannot copy: Input/output error": "coremltools",
+    "A valid manifest does not exist at path": "coremltools",
+    "[write] Unable to write": "MLX",
+    "[export_function] Failed to open": "MLX",
+}
+UNEXPLAINED_REASON = "was refused a write: no space, a limit, a quota or a damaged disk"
 
 
 def refused(error: BaseException | None) -> str | None:
@@ -24,8 +30,9 @@ def refused(error: BaseException | None) -> str | None:
     while error is not None:
         text = str(error)
         numbers = [getattr(error, "errno", None), *map(int, NUMBERED.findall(text))]
-        if any(part in text for part in UNEXPLAINED):
-            return UNEXPLAINED_REASON
+        for part, library in UNEXPLAINED.items():
+            if part in text:
+                return f"{library} {UNEXPLAINED_REASON}"
         for number in REFUSALS:
             if number in numbers or os.strerror(number) in text:
                 return os.strerror(number)

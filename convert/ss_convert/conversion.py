@@ -85,6 +85,7 @@ def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
         coreml_stage.remove_functions(folder)
         _make_readable(folder)
         write_manifest(folder, manifest)
+        open_bundle(folder)  # what cannot be opened takes no earlier bundle's place
     return Outcome(open_bundle(plan.output), stages.seconds, tuple(stages.reused), tuple(stages.notes))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ss_device.application import load_application
 from ss_device.base_model import open_base
+from ss_device.errors import library_errors
 from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.repetition import repeats
 from ss_device.evaluation.stopping import text_before_stop
@@ -39,6 +40,9 @@ def score_model(
     tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
     prompts = tests.ids
     model = load_base(base) if lora is None else load_lora(base, lora)
+    if lora is not None:
+        with library_errors(f"{lora}: peft cannot run this LoRA"), torch.no_grad():
+            model(input_ids=torch.zeros((1, 1), dtype=torch.long), use_cache=False)
     if torch.cuda.is_available():
         model = model.to("cuda")
     settings = Continuation(max_tokens, stop_strings=app.stop_strings)
