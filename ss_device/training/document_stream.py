@@ -94,7 +94,10 @@ class DocumentStream:
         """Go on behind the batch after which `state` was taken."""
         found = typed(StreamState, state, "the run's place in its data")
         if len(found.cursors) != len(self.sources):
-            raise UserError("the run to go on with had other data sources; start a new one")
+            raise UserError(
+                f"the run to go on with had {len(found.cursors)} data sources, the recipe has "
+                f"{len(self.sources)}: 'cursors' of its record do not fit; start a new one"
+            )
         if min(found.pool, found.tokens, *(c.epoch for c in found.cursors)) < 0:
             raise UserError("the run's place in its data is not one of these files")
         for cursor, (size, _) in zip(found.cursors, self.pools, strict=True):

@@ -19,6 +19,8 @@ def _check_path(path: str) -> None:
     """UserError for a path that is not one of the data folder."""
     if PurePath(path).is_absolute() or ".." in PurePath(path).parts:
         raise UserError(f"path '{path}' leads out of the data folder")
+    if path and not PurePath(path).name:
+        raise UserError(f"path '{path}' is no file of the data folder")
 
 
 @dataclass(frozen=True)
