@@ -70,7 +70,7 @@ def test_a_stream_goes_on_where_another_stopped(recipe, folder, tokenizer):
         assert ids_of(second.next_batch() for _ in range(70 - cut)) == wanted[cut:]
         assert second.tokens == whole.tokens
     other = DocumentStream(replace(recipe, sources=(SQL,)), folder, tokenizer)
-    with pytest.raises(UserError, match="other data sources"):
+    with pytest.raises(UserError, match="data sources, the recipe has"):
         other.restore(state)
 
 
