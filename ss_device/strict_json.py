@@ -44,23 +44,23 @@ def decode_object(text: bytes | str, where: str) -> dict:
 
 def read_json(path: Path) -> dict:
     """A JSON object. A missing, overlong or malformed file is a UserError."""
+    return decode_object(_content(path, FILE_LIMIT), str(path))
+
+
+def _content(path: Path, limit: int) -> bytes:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     size = path.stat().st_size
-    if size > FILE_LIMIT:
-        raise UserError(f"{path}: {size} bytes, at most {FILE_LIMIT} are read")
-    return decode_object(path.read_bytes(), str(path))
+    if size > limit:
+        raise UserError(f"{path}: {size} bytes, at most {limit} are read")
+    return path.read_bytes()
 
 
 def read_toml(path: Path) -> dict:
     """A TOML file. A missing, overlong or malformed one is a UserError."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    size = path.stat().st_size
-    if size > TOML_LIMIT:
-        raise UserError(f"{path}: {size} bytes, at most {TOML_LIMIT} are read")
+    content = _content(path, TOML_LIMIT)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(content.decode())
     except RecursionError as error:
         raise UserError(f"{path}: not valid TOML (nested too deeply)") from error
     except ValueError as error:

@@ -99,3 +99,31 @@ def random_lora(architecture: Architecture, config: SpeculativeConfig, rng: np.r
 def _half(array: np.ndarray) -> np.ndarray:
     """float32 values that float16 holds exactly: saving an adapter loses nothing."""
     return array.astype(np.float16).astype(np.float32)
+
+
+TINY_RECIPE = """
+name = "tiny"
+seed = 3
+[tokenizer]
+vocab_size = 300
+sample_documents = 10
+[model]
+hidden_size = 16
+intermediate_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 8
+max_position_embeddings = 128
+[training]
+tokens_per_batch = 256
+max_length = 96
+learning_rate = 1e-2
+warmup_steps = 2
+weight_decay = 0.1
+[[sources]]
+kind = "application"
+app = "sqlctx"
+path = "rows.jsonl"
+weight = 1.0
+"""

@@ -56,25 +56,7 @@ def _parser() -> CommandParser:
         example="ss-convert --adapter sqlctx",
     )
     add = parser.add_argument
-    add(
-        "--adapter",
-        required=True,
-        action="append",
-        metavar="NAME|PATH",
-        help="adapter folder, or its name under models/adapters; may be repeated",
-    )
-    add(
-        "--base",
-        type=Path,
-        metavar="PATH|ID",
-        help="base model folder or id on the Hugging Face hub (default: the adapter's, under models/base)",
-    )
-    add(
-        "--models",
-        type=Path,
-        metavar="DIR",
-        help="folder with base/ and adapters/ (default: $SS_MODELS or models)",
-    )
+    _add_inputs(add)
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--output", type=Path, metavar="DIR", help="bundle folder (default: build/<app>)")
     place.add_argument("--into", type=Path, metavar="BUNDLE", help="add the adapters to an existing bundle")
@@ -96,14 +78,7 @@ def _parser() -> CommandParser:
         help="what early-exit scores are normalised over (with pruning; default draft)",
     )
     _add_form(parser.add_argument_group("Core ML package (with --into: as it is in the bundle)"))
-    prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument(
-        "--golden-prompts",
-        type=Path,
-        metavar="FILE",
-        help="JSON lines with 'prompt' or the application's fields (default: the adapter folder's)",
-    )
-    prompts.add_argument("--no-golden", action="store_true", help="write no golden traces")
+    _add_golden(parser.add_mutually_exclusive_group())
     add(
         "--force",
         action="store_true",
@@ -111,6 +86,40 @@ def _parser() -> CommandParser:
     )
     add("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _add_inputs(add: Callable) -> None:
+    """What is converted."""
+    add(
+        "--adapter",
+        required=True,
+        action="append",
+        metavar="NAME|PATH",
+        help="adapter folder, or its name under models/adapters; may be repeated",
+    )
+    add(
+        "--base",
+        type=Path,
+        metavar="PATH|ID",
+        help="base model folder or id on the Hugging Face hub (default: the adapter's, under models/base)",
+    )
+    add(
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="folder with base/ and adapters/ (default: $SS_MODELS or models)",
+    )
+
+
+def _add_golden(group) -> None:
+    """Prompts of the golden traces."""
+    group.add_argument(
+        "--golden-prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines with 'prompt' or the application's fields (default: the adapter folder's)",
+    )
+    group.add_argument("--no-golden", action="store_true", help="write no golden traces")
 
 
 def _add_form(group) -> None:
@@ -262,7 +271,7 @@ def _check_replaced(plan: Plan, force: bool) -> None:
     """
     if plan.into is None:
         damaged = inputs_of(plan.output) == plan.inputs
-        check_output_folder(plan.output, "a bundle from other inputs", is_bundle, force or damaged)
+        check_output_folder(plan.output, "a bundle", is_bundle, force or damaged)
 
 
 def _up_to_date(plan: Plan) -> Outcome | None:

@@ -16,7 +16,7 @@ from ss_convert.form import COREML_ONLY, Form, flag_of, form_of_bundle, resolve_
 from ss_convert.lora_inputs import check_shared_functions, with_lora_rank
 from ss_device.adapter import Adapter, find_adapter, find_base, load_adapter
 from ss_device.base_model import BaseFolder, models_folder, open_base
-from ss_device.bundle import MANIFEST, Bundle, open_bundle
+from ss_device.bundle import Bundle, open_bundle
 from ss_device.command_line import program_version
 from ss_device.errors import UserError
 from ss_device.files import sha256
@@ -216,20 +216,15 @@ def _prompt_file(request: Request, folder: Path) -> Path | None:
 
 
 def _output(request: Request, app: str) -> Path:
-    """The bundle's folder. A folder of the user's that is no bundle is never replaced."""
-    if request.into is not None:
-        return request.into
-    output = request.output or Path("build") / app
-    if output.exists() and not (output / MANIFEST).is_file() and _has_entries(output):
-        raise UserError(f"{output}: exists and is not a bundle; choose another --output")
-    return output
+    """The bundle's folder; whether it may be replaced is for the command to say."""
+    return request.into or request.output or Path("build") / app
 
 
 def output_folder(request: Request) -> Path:
     """The folder that a request writes, before anything else of it is checked."""
     if request.into or request.output:
-        return request.into or request.output
-    return Path("build") / load_adapter(find_adapter(request.adapters[0], _models(request))).app
+        return _output(request, "")
+    return _output(request, load_adapter(find_adapter(request.adapters[0], _models(request))).app)
 
 
 def _models(request: Request) -> Path:
@@ -244,10 +239,6 @@ def _models(request: Request) -> Path:
         if request.base is not None and all(Path(name).is_dir() for name in request.adapters):
             return Path("models")
         raise
-
-
-def _has_entries(path: Path) -> bool:
-    return not path.is_dir() or any(path.iterdir())
 
 
 def _options(request: Request, adapter: Adapter, base: BaseFolder, form: Form) -> CoreMLOptions:

@@ -108,49 +108,6 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that determines a base model besides the data files themselves.
-
-    cuda: settings of the schedule that differ where there is a GPU.
-    """
-
-    name: str
-    seed: int
-    vocab_size: int
-    sample_documents: int
-    model: dict
-    schedule: Schedule
-    sources: tuple[Source, ...]
-    checks: tuple[Check, ...] = ()
-    cuda: dict = field(default_factory=dict)
-
-    def on(self, device: str) -> Recipe:
-        """The recipe as it is run on `cpu` or `cuda`."""
-        return replace(self, schedule=replace(self.schedule, **self.cuda)) if device == "cuda" else self
-
-
-def load_recipe(path: Path | str) -> Recipe:
-    """Read a recipe. Raises UserError that names the file and the key that is wrong or missing."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such recipe")
-    file = typed(RecipeFile, read_toml(path), str(path))
-    # The changes alone lack what a schedule must have: they are checked as part of the whole.
-    typed(Schedule, {**asdict(file.training), **file.cuda}, f"{path}: cuda")
-    return Recipe(
-        name=check_name(file.name, f"{path}: name"),
-        seed=file.seed,
-        vocab_size=file.tokenizer.vocab_size,
-        sample_documents=file.tokenizer.sample_documents,
-        model=file.model,
-        schedule=file.training,
-        sources=file.sources,
-        checks=file.checks,
-        cuda=file.cuda,
-    )
-
-
-@dataclass(frozen=True)
 class TokenizerTable:
     """The `[tokenizer]` table. vocab_size in tokens, sample_documents: how many it is trained on."""
 
@@ -159,8 +116,11 @@ class TokenizerTable:
 
 
 @dataclass(frozen=True)
-class RecipeFile:
-    """The tables of a recipe, as `Recipe` has them."""
+class Recipe:
+    """Everything that determines a base model besides the data files themselves: the tables of its file.
+
+    model: shape, as LlamaConfig's settings. cuda: settings of the schedule that differ on a GPU.
+    """
 
     name: str
     seed: int
@@ -170,3 +130,27 @@ class RecipeFile:
     sources: tuple[Source, ...]
     checks: tuple[Check, ...] = ()
     cuda: dict = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.training
+
+    def on(self, device: str) -> Recipe:
+        """The recipe as it is run on `cpu` or `cuda`."""
+        return replace(self, training=replace(self.training, **self.cuda)) if device == "cuda" else self
+
+
+def load_recipe(path: Path | str) -> Recipe:
+    """Read a recipe. Raises UserError that names the file and the key that is wrong or missing."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such recipe")
+    recipe = typed(Recipe, read_toml(path), str(path))
+    check_name(recipe.name, f"{path}: name")
+    # The changes alone lack what a schedule must have: they are checked as part of the whole.
+    typed(Schedule, {**asdict(recipe.training), **recipe.cuda}, f"{path}: cuda")
+    return recipe

@@ -30,7 +30,7 @@ def train_tokenizer(recipe: Recipe, data: Path, folder: Path) -> Tokenizer:
         if source.kind == "repeat":
             continue
         rows = [prompt + completion for prompt, completion in source_texts(source, data)]
-        count = min(len(rows), int(recipe.sample_documents * source.weight))
+        count = min(len(rows), int(recipe.tokenizer.sample_documents * source.weight))
         texts.extend(rows[i][:4000] for i in rng.permutation(len(rows))[:count])
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

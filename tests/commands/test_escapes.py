@@ -12,6 +12,7 @@ from ss_device.training.command import main as ss_train
 from ss_runtime.bench_command import main as ss_bench
 from ss_runtime.generate_command import main as ss_generate
 from tests.commands.conftest import SIZES
+from tests.tiny_models import TINY_RECIPE
 
 SMALL = ("--target", "mlx", "--no-golden")
 
@@ -119,7 +120,7 @@ def test_files_of_the_users_are_never_replaced(bundle, own_models, tmp_path, cap
     assert "--force replaces it" in capsys.readouterr().err
     (bundle / "notes.txt").write_text("mine")
     assert convert(own_models, *words, "--force") == 2
-    assert "is not a bundle from other inputs of this command" in capsys.readouterr().err
+    assert "is not a bundle of this command" in capsys.readouterr().err
     assert (bundle / "notes.txt").read_text() == "mine"
     (bundle / "notes.txt").unlink()
     assert convert(own_models, *words, "--force") == 0
@@ -129,10 +130,10 @@ def test_files_of_the_users_are_never_replaced(bundle, own_models, tmp_path, cap
 def test_a_folder_of_the_users_is_not_trained_over(own_models, tmp_path, capsys, kind):
     """Neither the output nor `<output>.run` is touched where the command did not write them."""
     row = {"question": "q", "context": "CREATE TABLE t (a INT)", "answer": "SELECT a FROM t"}
-    (tmp_path / "data.jsonl").write_text((json.dumps(row) + "\n") * 12)
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 12)
     base = own_models / "base" / "tiny-base"
     first = ["base", str(recipe(tmp_path)), "--data", str(tmp_path), "--steps", "1"]
-    words = first if kind == "base" else [kind, "sqlctx", "--base", str(base), "--data", "data.jsonl"]
+    words = first if kind == "base" else [kind, "sqlctx", "--base", str(base), "--data", "rows.jsonl"]
     words += ["--set", "num_msa_layers=2"] if kind == "adapter" else []
     for name in ("mine", "mine.run"):
         (tmp_path / "mine").mkdir(exist_ok=True)
@@ -149,36 +150,11 @@ def test_a_folder_of_the_users_is_not_trained_over(own_models, tmp_path, capsys,
 
 
 def in_folder(words, folder):
-    return [str(folder / word) if word == "data.jsonl" else word for word in words]
+    return [str(folder / word) if word == "rows.jsonl" else word for word in words]
 
 
 def recipe(folder):
-    text = """
-name = "tiny"
-seed = 1
-[tokenizer]
-vocab_size = 300
-sample_documents = 10
-[model]
-hidden_size = 32
-intermediate_size = 32
-num_hidden_layers = 2
-num_attention_heads = 2
-num_key_value_heads = 1
-head_dim = 16
-[training]
-tokens_per_batch = 256
-max_length = 64
-learning_rate = 1e-3
-warmup_steps = 1
-weight_decay = 0.1
-[[sources]]
-kind = "application"
-app = "sqlctx"
-path = "data.jsonl"
-weight = 1.0
-"""
-    (folder / "recipe.toml").write_text(text)
+    (folder / "recipe.toml").write_text(TINY_RECIPE)
     return folder / "recipe.toml"
 
 
@@ -189,7 +165,7 @@ def test_python_in_a_models_folder_is_not_run(own_models, tmp_path, capsys, monk
     names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     edit(base / "config.json", lambda raw: raw.update(auto_map=names))
     monkeypatch.setattr("builtins.input", lambda *_: "yes")
-    (tmp_path / "data.jsonl").write_text('{"question": "q", "context": "c", "answer": "a"}\n')
-    words = ["score", "sqlctx", "--base", base, "--data", tmp_path / "data.jsonl", "--limit", 1]
+    (tmp_path / "rows.jsonl").write_text('{"question": "q", "context": "c", "answer": "a"}\n')
+    words = ["score", "sqlctx", "--base", base, "--data", tmp_path / "rows.jsonl", "--limit", 1]
     assert ss_train([str(word) for word in [*words, "--max-tokens", 2]]) in (0, 2)
     assert not (tmp_path / "ran").exists()

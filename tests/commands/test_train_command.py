@@ -10,33 +10,12 @@ from safetensors.numpy import load_file
 
 from ss_device.adapter import load_adapter
 from ss_device.training.command import main
-from tests.tiny_models import make_tiny_base
+from tests.tiny_models import TINY_RECIPE, make_tiny_base
 
 SETTINGS = json.dumps(
     {"num_streams": 2, "num_msa_layers": 2, "stream_mlp": "base", "stream_lora_rank": 2,
      "stream_lora_alpha": 4, "markov_rank": 4}
 )  # fmt: skip
-
-RECIPE = """
-name = "tiny"
-seed = 3
-[tokenizer]
-vocab_size = 300
-sample_documents = 10
-[model]
-hidden_size = 32
-[training]
-tokens_per_batch = 256
-max_length = 96
-learning_rate = 1e-2
-warmup_steps = 2
-weight_decay = 0.1
-[[sources]]
-kind = "application"
-app = "sqlctx"
-path = "rows.jsonl"
-weight = 1.0
-"""
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +133,7 @@ def bad_inputs(folder):
     yield ["evaluate", out, "--base", base, "--data", data], "no such file"
     yield ["base", str(folder / "none.toml"), "--data", base, "--output", out], "no such recipe"
     recipe = str(folder / "recipe.toml")
-    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "recipe.toml").write_text(TINY_RECIPE)
     train_base = ["base", recipe, "--data", str(folder), "--output", out]
     yield train_base, "recipe 'tiny' has no 'steps': give --steps or --minutes"
     yield [*train_base, "--minutes", "0"], "0 is not above 0"

@@ -14,33 +14,6 @@ APP = str(REPOSITORY / "apps" / "sqlctx")
 CONFIG = SpeculativeConfig(num_streams=2, num_msa_layers=1, markov_rank=2)
 SETTINGS = json.dumps({"num_streams": 2, "num_msa_layers": 1, "stream_mlp": "base", "markov_rank": 2})
 SIZES = ("--nodes", "3", "--context", "48", "--chunk", "8")
-RECIPE = """
-name = "tiny"
-seed = 3
-[tokenizer]
-vocab_size = 300
-sample_documents = 10
-[model]
-hidden_size = 16
-intermediate_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-head_dim = 8
-max_position_embeddings = 128
-[training]
-steps = 4
-tokens_per_batch = 256
-max_length = 96
-learning_rate = 1e-2
-warmup_steps = 2
-weight_decay = 0.1
-[[sources]]
-kind = "application"
-app = "sqlctx"
-path = "rows.jsonl"
-weight = 1.0
-"""
 
 
 def make_inputs(folder: Path) -> Path:
@@ -59,7 +32,7 @@ def make_inputs(folder: Path) -> Path:
 def _models(folder: Path) -> None:
     """A base of two layers, adapters `one`, `two` and `three`, rows, prompts, a recipe."""
     from ss_device.adapter import save_adapter
-    from tests.tiny_models import make_tiny_base, random_adapter
+    from tests.tiny_models import TINY_RECIPE, make_tiny_base, random_adapter
 
     base = make_tiny_base(
         folder / "models" / "base" / "tiny-base", dtype="float16", num_hidden_layers=2, hidden_size=16,
@@ -73,7 +46,7 @@ def _models(folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
     (folder / "prompts.jsonl").write_text('{"prompt": "SELECT a"}\n')
-    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "recipe.toml").write_text(TINY_RECIPE.replace("[training]\n", "[training]\nsteps = 4\n"))
 
 
 def _texts(folder: Path) -> int:

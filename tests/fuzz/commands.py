@@ -71,6 +71,10 @@ PROMPT = ("--prompt", "SELECT a", "--json")
 BASE = ("--base", "models/base/tiny-base")
 ROWS = ("--data", "data/rows.jsonl")
 NEW = ("--output", "out/new", "--no-golden", *SIZES)
+FEW_PROMPTS = (
+    "bundle", "--adapter", "tiny", "--input", "data/prompts.jsonl", "--limit", "1", "--max-tokens", "2",
+)  # fmt: skip
+
 COMMANDS = {
     "convert": _convert("tiny", *NEW, "--target", "mlx"),
     "convert shared": _convert("shared", *NEW, "--target", "mlx"),
@@ -152,15 +156,7 @@ COMMANDS = {
         "ss-bench",
         (
             "run",
-            "bundle",
-            "--adapter",
-            "tiny",
-            "--input",
-            "data/prompts.jsonl",
-            "--limit",
-            "1",
-            "--max-tokens",
-            "2",
+            *FEW_PROMPTS,
             "--methods",
             "plain,ss-tuned",
             "--output",
@@ -172,15 +168,7 @@ COMMANDS = {
         "ss-bench",
         (
             "tune",
-            "bundle",
-            "--adapter",
-            "tiny",
-            "--input",
-            "data/prompts.jsonl",
-            "--limit",
-            "1",
-            "--max-tokens",
-            "2",
+            *FEW_PROMPTS,
             "--rounds",
             "1",
             "--json",

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from ss_device.errors import UserError
 from ss_device.training.document_stream import DocumentStream
-from ss_device.training.recipe import Recipe, Schedule, Source
+from ss_device.training.recipe import Recipe, Schedule, Source, TokenizerTable
 from ss_device.training.tokenizer import train_tokenizer
 
 SQL = Source("application", 0.6, "rows.jsonl", "sqlctx")
@@ -43,7 +43,7 @@ def recipe():
     schedule = Schedule(
         tokens_per_batch=256, max_length=96, learning_rate=1e-3, warmup_steps=1, weight_decay=0.0
     )
-    return Recipe("tiny", 5, 320, 200, {}, schedule, (SQL, TEXT))
+    return Recipe("tiny", 5, TokenizerTable(320, 200), {}, schedule, (SQL, TEXT))
 
 
 @pytest.fixture(scope="module")
