@@ -251,6 +251,8 @@ def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
     manifest = typed(Manifest, raw, str(path / MANIFEST))
     _check_adapters(path, manifest)
     _check_files(path, manifest.files, verify)
+    if (path / TUNING).is_symlink():  # what is written there would go where it leads
+        raise UserError(f"{path / TUNING}: is a symbolic link, expected a plain file")
     bundle = Bundle(path, manifest, stamp)
     bundle.check_unchanged()
     return bundle

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LONGEST_LINE = 2000
+"""Characters of a message: names and entries of files may be as long as files are."""
+
 
 class UserError(Exception):
     """Bad input. Commands print it as one line and exit with code 2."""
@@ -27,9 +30,10 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of `error` on a single line (other libraries' messages may span many), printable."""
-    text = " ".join(str(error).split())
-    return printable(text) or type(error).__name__
+    """The message of `error` on a single line (other libraries' messages may span many), printable, cut
+    where it is very long."""
+    text = printable(" ".join(str(error).split()))
+    return text[: LONGEST_LINE - 1] + "…" if len(text) > LONGEST_LINE else text or type(error).__name__
 
 
 def printable(text: str) -> str:

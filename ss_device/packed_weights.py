@@ -17,7 +17,7 @@ from ss_device.errors import UserError
 FACTORS = ("scales", "biases")
 # OCP's microscaling formats and NVIDIA's, by weights per scale and bits per weight.
 BLOCK_MODES = {(32, 4): "mxfp4", (32, 8): "mxfp8", (16, 4): "nvfp4"}
-BYTES = ("U8", "uint8")
+BYTES, WORDS, FLOATS = ("U8", "uint8"), ("U32", "uint32"), ("F", "BF", "bfloat", "float")
 # Values that are unpacked at a time: bits take a byte each on the way.
 AT_ONCE = 1 << 22
 
@@ -61,18 +61,33 @@ def _packing(module: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...],
     packed, scales = tensors[f"{module}.weight"].shape, tensors[f"{module}.scales"].shape
     if len(packed) != 2 or len(scales) != 2 or packed[0] != rows or scales[0] != rows or width % scales[1]:
         raise unfit
+    _check_kind(tensors, f"{module}.weight", where, WORDS)
     group, bits = width // scales[1], packed[1] * 32 // width
     if f"{module}.biases" in tensors:
         if tensors[f"{module}.biases"].shape != scales or bits * width != packed[1] * 32:
             raise unfit
+        for factor in FACTORS:
+            _check_kind(tensors, f"{module}.{factor}", where, FLOATS)
         return Packing(group, bits)
-    kind = str(tensors[f"{module}.scales"].dtype).rpartition(".")[2]
+    kind = _kind(tensors[f"{module}.scales"])
     if kind not in BYTES or (group, bits) not in BLOCK_MODES:
         raise UserError(
             f"{where}: '{module}' is quantized in a way that is not covered ({bits} bits in groups of "
             f"{group}, scales of {kind}, no biases)"
         )
     return Packing(group, bits, BLOCK_MODES[group, bits])
+
+
+def _check_kind(tensors: Mapping[str, Tensor], name: str, where: str, kinds: tuple[str, ...]) -> None:
+    """UserError where the number format of a tensor does not begin like one of `kinds`."""
+    kind = _kind(tensors[name])
+    if not kind.startswith(kinds):
+        raise UserError(f"{where}: quantized '{name}' is stored as {kind}, expected {kinds[-1]}")
+
+
+def _kind(tensor: Tensor) -> str:
+    """The number format of a NumPy or MLX array, or of a stored tensor, by its short name."""
+    return str(tensor.dtype).rpartition(".")[2]
 
 
 def dequantize(

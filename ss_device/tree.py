@@ -121,7 +121,8 @@ class ParentBias:
         if row is None:
             if len(self._rows) * self.v.shape[0] * 4 >= self.REMEMBERED_BYTES:
                 del self._rows[next(iter(self._rows))]  # the oldest
-            row = self._rows[token] = self.v @ self.u[token]
+            with np.errstate(invalid="ignore", over="ignore"):  # StreamChildren looks at the sum
+                row = self._rows[token] = self.v @ self.u[token]
         return row
 
 
@@ -212,7 +213,8 @@ class StreamChildren:
     """Children by the streams: path of tokens (root first) → the best ids and log-probabilities.
 
     stream_logits: [γ, V]; row g-1 at depth g, plus the parent's bias. `count` ids per node, none of a
-    probability below `least`.
+    probability below `least`. Logits that overflow, or that damaged weights made, draft nothing: what is
+    decoded is the same without them.
     """
 
     def __init__(
@@ -228,7 +230,8 @@ class StreamChildren:
         if key not in self._ranked:
             shifted, log_sum = self._scores(path)
             ids, scores = _best(shifted, self._count, self._floor + log_sum)
-            self._ranked[key] = ids, scores - log_sum
+            possible = scores > -np.inf
+            self._ranked[key] = ids[possible], scores[possible] - log_sum
         return self._ranked[key]
 
     def log_probs(self, path: tuple[int, ...], tokens: Sequence[int]) -> np.ndarray:
@@ -244,8 +247,12 @@ class StreamChildren:
             logits = self._logits[key[0]].astype(np.float32, copy=False)
             if self._bias is not None:
                 logits = logits + self._bias(path[-1])
-            shifted = logits - logits.max()
-            self._scored[key] = shifted, np.log(np.exp(shifted).sum())
+            with np.errstate(invalid="ignore"):
+                shifted = logits - logits.max()
+                log_sum = np.log(np.exp(shifted).sum())
+            if not np.isfinite(log_sum):
+                shifted, log_sum = np.full_like(logits, -np.inf), np.float32(0)
+            self._scored[key] = shifted, log_sum
         return self._scored[key]
 
     def _key(self, path: tuple[int, ...]) -> tuple[int, int]:

@@ -32,8 +32,9 @@ from ss_runtime.backends import (
     open_backend,
 )
 from ss_runtime.bench import report
+from ss_runtime.bench.cost_table import tuning_costs
 from ss_runtime.bench.device_memory import MemoryLedger
-from ss_runtime.bench.plots import check_plot_file, plot_applications, plot_result, tuning_costs
+from ss_runtime.bench.plots import check_plot_file, plot_applications, plot_result
 from ss_runtime.bench.recorded_ranks import path_shares
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import FILE, device_name, write_tuning

@@ -11,6 +11,7 @@ from ss_device.architecture import Architecture, block_of
 from ss_device.base_model import check_shapes
 from ss_device.bundle import PARENT_BIAS
 from ss_device.config import SpeculativeConfig, tensor_shapes
+from ss_device.errors import UserError
 from ss_device.packed_weights import packings
 from ss_device.rotary import attention_factor, inverse_frequencies
 from ss_runtime.kv_cache import Layers
@@ -181,7 +182,11 @@ class StreamDecoder(nn.Module):
         named = {module_of(name): self._gain(name, array) for name, array in base.items()}
         for name, array in adapter.items():
             named[module_path(name, self.first_msa)] = array
-        self.load_weights([(n, as_weight(a, dtype)) for n, a in named.items()])
+        weights = {name: as_weight(array, dtype) for name, array in named.items()}
+        for name, weight in weights.items():
+            if weight.dtype != dtype and name not in packed:
+                raise UserError(f"tensor '{name}' is stored as {weight.dtype}, expected floating point")
+        self.load_weights(list(weights.items()))
 
     def merge_stream_lora(self) -> None:
         """Give streams matrices of their own where these are so small that their number of products is

@@ -129,6 +129,7 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tens
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    """Raises what its depths do where the tensors are not of this optimizer."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -136,9 +137,9 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torc
         parameter = parameters[int(index)]
         placed = _placed_like(tensor, parameter)
         if placed.ndim and placed.shape != parameter.shape:
-            raise UserError(f"'{name}' has shape {tuple(placed.shape)}, expected {tuple(parameter.shape)}")
+            raise ValueError(f"'{name}' has shape {tuple(placed.shape)}, expected {tuple(parameter.shape)}")
         state.setdefault(int(index), {})[key] = placed
     if any({*entry} != ADAM for entry in state.values()):
-        raise UserError(f"a parameter has other states than {', '.join(sorted(ADAM))}")
+        raise ValueError(f"a parameter has other states than {', '.join(sorted(ADAM))}")
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

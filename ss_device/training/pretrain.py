@@ -28,7 +28,7 @@ from ss_device.training.corpus import BOS, EOS, PAD
 from ss_device.training.document_stream import DocumentStream
 from ss_device.training.processes import joined_processes
 from ss_device.training.recipe import Recipe, Schedule
-from ss_device.training.run_folder import STATES, check_new_run, run_folder
+from ss_device.training.run_folder import STATES, check_new_run, check_plain_entries, run_folder
 from ss_device.training.stretch_end import has_ended, mark_written
 from ss_device.training.tokenizer import train_tokenizer
 
@@ -121,6 +121,8 @@ def default_precision() -> str:
 
 
 def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator, force: bool) -> None:
+    if resume:
+        check_plain_entries(run)
     for name in STATES:
         recover_folder(run / name)
     trained = any((run / name).exists() for name in STATES)

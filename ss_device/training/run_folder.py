@@ -41,6 +41,13 @@ def writing(output: Path) -> Iterator[None]:
             yield
 
 
+def check_plain_entries(folder: Path) -> None:
+    """UserError for a symbolic link in a run's folder: going on with the run would write where it leads."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.is_symlink():
+            raise UserError(f"{entry}: is a symbolic link, expected a file or folder of the run")
+
+
 def check_new_run(folder: Path, force: bool) -> None:
     """UserError where a run may not start anew.
 
@@ -59,9 +66,11 @@ def check_new_run(folder: Path, force: bool) -> None:
 def open_run(folder: Path, settings: dict, resume: bool, force: bool = False) -> None:
     """Make the run's folder, or check that the run found there is the one to go on with.
 
-    Raises UserError for a run with other settings, and as `check_new_run`.
+    Raises UserError for a run with other settings, and as `check_plain_entries` and `check_new_run`.
     """
     path = folder / "settings.json"
+    if resume:
+        check_plain_entries(folder)
     if resume and path.is_file():
         found = read_json(path)
         for name in sorted(settings.keys() | found.keys()):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ss_device.command_line import CommandParser, line_of_row, print_json, progress, run_command, size_text
-from ss_device.errors import UserError
+from ss_device.errors import LONGEST_LINE, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("ss-convert", "ss-generate", "ss-validate")
@@ -40,6 +40,14 @@ def raising(error: BaseException):
         raise error
 
     return body
+
+
+def test_a_line_has_an_end(capsys):
+    """Names and entries of files may be a million characters long."""
+    assert outcome(raising(UserError(f"x.toml: no field '{'x' * 1_000_000}'"))) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: x.toml: no field 'xxx") and shown.endswith("x…\n")
+    assert len(shown) == len("error: ") + LONGEST_LINE + 1
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,28 @@ def test_only_plain_files_are_copied_into_an_extended_bundle(bundle, own_models,
     assert sorted(p.name for p in bundle.rglob("*")) == before and secret.read_bytes() == b"s" * size
 
 
+def test_a_tuning_is_not_written_through_a_link(bundle, rows_file, victim, capsys):
+    content = victim.read_bytes()
+    (bundle / "tuning.json").symlink_to(victim)
+    assert ss_bench(["tune", str(bundle), "--input", str(rows_file), "--rounds", "1"]) == 2
+    assert "tuning.json: is a symbolic link" in capsys.readouterr().err
+    assert victim.read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", ["base", "adapter", "lora"])
+@pytest.mark.parametrize("name", ["log.jsonl", "checkpoint"])
+def test_a_run_is_not_written_through_a_link(own_models, tmp_path, capsys, kind, name):
+    words = training(own_models, tmp_path, kind)
+    (tmp_path / "new.run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "record.json").write_text("mine")
+    target = "elsewhere" if name == "checkpoint" else "elsewhere/record.json"
+    (tmp_path / "new.run" / name).symlink_to(tmp_path / target)
+    assert ss_train([*words, "--output", str(tmp_path / "new"), "--resume"]) == 2
+    assert f"new.run/{name}: is a symbolic link" in capsys.readouterr().err
+    assert (tmp_path / "elsewhere" / "record.json").read_text() == "mine"
+
+
 def test_files_of_the_users_are_never_replaced(bundle, own_models, tmp_path, capsys):
     """A bundle with a foreign file is not even replaced with --force; another bundle needs --force."""
     words = ("--adapter", "tiny", "--output", bundle, *SMALL)
@@ -129,12 +151,7 @@ def test_files_of_the_users_are_never_replaced(bundle, own_models, tmp_path, cap
 @pytest.mark.parametrize("kind", ["lora", "adapter", "base"])
 def test_a_folder_of_the_users_is_not_trained_over(own_models, tmp_path, capsys, kind):
     """Neither the output nor `<output>.run` is touched where the command did not write them."""
-    row = {"question": "q", "context": "CREATE TABLE t (a INT)", "answer": "SELECT a FROM t"}
-    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 12)
-    base = own_models / "base" / "tiny-base"
-    first = ["base", str(recipe(tmp_path)), "--data", str(tmp_path), "--steps", "1"]
-    words = first if kind == "base" else [kind, "sqlctx", "--base", str(base), "--data", "rows.jsonl"]
-    words += ["--set", "num_msa_layers=2"] if kind == "adapter" else []
+    words = training(own_models, tmp_path, kind)
     for name in ("mine", "mine.run"):
         (tmp_path / "mine").mkdir(exist_ok=True)
         folder = tmp_path / name
@@ -142,20 +159,23 @@ def test_a_folder_of_the_users_is_not_trained_over(own_models, tmp_path, capsys,
         (folder / "thesis.txt").write_text("mine")
         for more in ((), ("--force",), ("--resume",)):
             output = tmp_path / ("mine" if name == "mine" else name.removesuffix(".run"))
-            status = ss_train([*in_folder(words, tmp_path), "--output", str(output), *more])
+            status = ss_train([*words, "--output", str(output), *more])
             error = capsys.readouterr().err
             assert status == 2 and "choose another --output" in error, (name, more, error)
             assert (folder / "thesis.txt").read_text() == "mine"
         shutil.rmtree(folder)
 
 
-def in_folder(words, folder):
-    return [str(folder / word) if word == "rows.jsonl" else word for word in words]
-
-
-def recipe(folder):
+def training(models, folder, kind):
+    """The command line of a short training on rows in `folder`, without --output."""
+    row = {"question": "q", "context": "CREATE TABLE t (a INT)", "answer": "SELECT a FROM t"}
+    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * 12)
     (folder / "recipe.toml").write_text(TINY_RECIPE)
-    return folder / "recipe.toml"
+    if kind == "base":
+        return ["base", str(folder / "recipe.toml"), "--data", str(folder), "--steps", "1"]
+    base = models / "base" / "tiny-base"
+    words = [kind, "sqlctx", "--base", str(base), "--data", str(folder / "rows.jsonl")]
+    return words + (["--set", "num_msa_layers=2"] if kind == "adapter" else [])
 
 
 def test_python_in_a_models_folder_is_not_run(own_models, tmp_path, capsys, monkeypatch):

@@ -54,6 +54,12 @@ def test_missing_and_damaged_files_are_user_errors(mlx_base, tmp_path):
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(UserError, match="not a readable safetensors file"):
         load_model(bundle, bundle.adapter())
+    integers = dict(mx.load(str(bundle.path / BASE_FILE)))
+    integers["layers.1.attn.v.weight"] = mx.zeros(integers["layers.1.attn.v.weight"].shape, mx.int32)
+    mx.save_safetensors(str(bundle.path / BASE_FILE), integers)
+    write_adapter(random_adapter(mlx_base, CONFIGS["paper"]), file)
+    with pytest.raises(UserError, match="'layers.1.attn.v.weight' is stored as mlx.core.int32"):
+        load_model(bundle, bundle.adapter())
     (bundle.path / BASE_FILE).unlink()
     with pytest.raises(UserError, match="without MLX weights"):
         load_model(bundle, bundle.adapter())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ss_device.errors import UserError
 from ss_device.training import pretrain as module
@@ -31,13 +32,28 @@ def test_half_the_settings_of_a_run_are_named(tmp_path):
         open_run(folder, {"rank": 2}, resume=True)
 
 
+def test_an_optimizers_state_that_does_not_fit_is_named(recipe, tmp_path):  # noqa: F811
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=2))
+    file = tmp_path / "base.run/checkpoint/optimizer.safetensors"
+    whole = load_file(file)
+    misnamed = {name.replace("0.exp_avg", "0.exq_avg"): tensor for name, tensor in whole.items()}
+    misshapen = {**whole, "0.exp_avg": whole["0.exp_avg"][:1]}
+    for damaged, says in ((misnamed, "other states than"), (misshapen, "'0.exp_avg' has shape")):
+        save_file({name: tensor.contiguous() for name, tensor in damaged.items()}, file)
+        with pytest.raises(UserError, match=f"optimizer.safetensors: not the optimizer's state .*{says}"):
+            pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1), resume=True)
+
+
 def fail(*arguments):
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("further", [False, True])
 def test_a_model_that_was_not_written_is_all_that_a_resumed_run_makes(
-    recipe, tmp_path, monkeypatch, further  # noqa: F811
+    recipe,
+    tmp_path,
+    monkeypatch,
+    further,  # noqa: F811
 ):
     """No further stretch is trained in its place, and the earlier model does not pass for it."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -63,6 +63,11 @@ def test_what_does_not_fit_is_named():
         ({"a.scales": mx.zeros(7)}, "quantized 'a' does not have the shape"),
         ({"a.weight": None}, "quantized 'a' does not have the shape"),
         ({"a.biases": None}, "'a' is quantized in a way that is not covered"),
+        (
+            {"a.weight": tensors["a.weight"].view(mx.int32)},
+            "'a.weight' is stored as int32, expected uint32",
+        ),
+        ({"a.scales": tensors["a.scales"].view(mx.int32)}, "'a.scales' is stored as int32, expected float"),
     ):
         changed = {n: t for n, t in (tensors | change).items() if t is not None}
         with pytest.raises(UserError, match=message):

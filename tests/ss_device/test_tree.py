@@ -11,6 +11,7 @@ from ss_device.acceptance import walk
 from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig, paper_config, parameter_count
 from ss_device.errors import UserError
+from ss_device.prompt_lookup import CopyHistory, CopyTrust, PromptLookup, mixed_children
 from ss_device.trace import Trace, TraceStep, load_traces, probes, save_traces
 from ss_device.tree import ParentBias, best_first_tree, k_ary_tree, root_only, tree_from_parents
 
@@ -44,6 +45,24 @@ def test_best_first_tree_is_the_most_probable_set(biased, nodes):
     tree = best_first_tree(4, logits, nodes, bias)
     assert {path_tokens(tree, v) for v in range(1, tree.num_nodes)} == set(best)
     assert [path_tokens(tree, v) for v in range(1, tree.num_nodes)] == best
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_draft_nothing(value):
+    """Damaged weights, or an overflow in half precision; copies are drafted all the same."""
+    logits = np.zeros((2, 5), np.float32)
+    logits[1] = value
+    assert best_first_tree(4, logits, 9).depths.max() == 1
+    u, v = np.ones((5, 1), np.float32), np.full((5, 1), value, np.float32)
+    assert best_first_tree(4, logits[:1], 9, ParentBias(u, v)).num_nodes == 1
+    copies = CopyHistory(PromptLookup(), [1, 2, 3, 4, 1, 2, 3], CopyTrust())
+    ids, log_probs = mixed_children(logits[1:], copies, None, 4)((3,))
+    assert list(ids) == [4] and np.isfinite(log_probs).all()
+
+
+def test_tokens_that_cannot_come_are_no_children():
+    logits = np.array([[0, -np.inf, -np.inf, 1]], np.float32)
+    assert best_first_tree(0, logits, 4).tokens.tolist() == [0, 3, 0]
 
 
 def test_best_first_tree_respects_stop_ids_depth_and_ties():

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ss_device.errors import UserError
-from ss_device.strict_json import read_json
+from ss_runtime.bench.cost_table import CostTable
 
 
 def check_plot_file(path: Path) -> None:
@@ -36,11 +36,11 @@ def plot_result(result: dict, path: Path) -> None:
     _save(figure, path)
 
 
-def plot_applications(results: dict[str, dict], costs: dict[str, dict], path: Path) -> None:
+def plot_applications(results: dict[str, dict], costs: dict[str, CostTable], path: Path) -> None:
     """Speed-up of every method per application, and seconds of a step against its nodes.
 
-    results: label → result of `ss-bench run`; costs: label → `sizes`, `seconds`, `streams` and `pruned`, as
-    `tuning_costs` reads them (without any, the second picture is left out).
+    results: label → result of `ss-bench run`; costs: label → step times
+    (without any, the second picture is left out).
     """
     figure, axes = _pyplot().subplots(1, 1 + bool(costs), figsize=(8 + 5 * bool(costs), 4.2), squeeze=False)
     bars = axes[0][0]
@@ -62,36 +62,16 @@ def plot_applications(results: dict[str, dict], costs: dict[str, dict], path: Pa
     _save(figure, path)
 
 
-def _draw_costs(axes, label: str, found: dict) -> None:
+def _draw_costs(axes, label: str, found: CostTable) -> None:
     """One adapter's step times, in ms."""
-    line = axes.plot(found["sizes"], 1000 * np.array(found["seconds"]), marker="o", label=label)[0]
-    if found["streams"]:
-        axes.axhline(1000 * found["streams"], linestyle=":", color=line.get_color())
-    for pruned in found.get("pruned", []):
-        axes.plot(pruned["nodes"], 1000 * pruned["step_seconds"], "x", color=line.get_color())
+    line = axes.plot(found.sizes, 1000 * np.array(found.seconds), marker="o", label=label)[0]
+    if found.streams:
+        axes.axhline(1000 * found.streams, linestyle=":", color=line.get_color())
+    for pruned in found.pruned:
+        axes.plot(pruned.nodes, 1000 * pruned.step_seconds, "x", color=line.get_color())
     axes.set(xlabel="nodes N (dotted: the streams' own pass; ×: pruned)", ylabel="ms per step")
     axes.set_ylim(0)
     axes.legend(fontsize="small")
-
-
-def tuning_costs(path: Path) -> dict[str, dict]:
-    """`application:arithmetic` → table of costs in a `tuning.json`, the device's name before it where the
-    file has several. Raises UserError for a file without one."""
-    found = {}
-    devices = read_json(path).get("devices")
-    try:
-        for device, entries in devices.items():
-            for name, entry in entries.items():
-                evidence = entry["evidence"]
-                if isinstance(evidence, dict):  # a list: written before the table was
-                    table = evidence["costs"]
-                    np.array([table["sizes"], table["seconds"]], float)
-                    found[f"{device}: {name}" if len(devices) > 1 else name] = table
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: missing or wrong entry ({error}); run ss-bench tune again") from error
-    if not found:
-        raise UserError(f"{path}: no table of costs; run ss-bench tune again")
-    return found
 
 
 def _speedups(result: dict) -> dict[str, dict]:

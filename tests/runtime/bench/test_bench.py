@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import mlx.core as mx
 import pytest
@@ -12,10 +12,10 @@ from ss_device.bundle import write_manifest
 from ss_device.draft_policy import NUM_CELLS, Experience, StepCosts
 from ss_device.errors import UserError
 from ss_runtime.bench import report
+from ss_runtime.bench.cost_table import tuning_costs
 from ss_runtime.bench.device_memory import MemoryLedger
 from ss_runtime.bench.measurement import RUN_COLUMNS, Series, interleave, summarize
 from ss_runtime.bench.methods import Run
-from ss_runtime.bench.plots import tuning_costs
 from ss_runtime.bench.tuner import candidates
 from ss_runtime.bench_command import main
 from ss_runtime.generate_command import main as ss_generate
@@ -185,11 +185,15 @@ def test_plots_of_several_applications(tmp_path, capsys):
     assert main(["plot", a, b, "--output", str(picture), "--force"]) == 0
     assert picture.stat().st_size != both
     content = picture.read_bytes()
+    damaged = tmp_path / "damaged.json"
+    wrong = {"evidence": {"costs": {**costs, "pruned": "x"}}}
+    damaged.write_text(json.dumps({"devices": {"x": {"a:float32": wrong}}}))
     tuning.write_text(json.dumps({"devices": {"x": {"a:float32": {"evidence": []}}}}))
     none = write_result_file(tmp_path / "none.json", {"plain": figures(speedup_end_to_end=None)})
     (tmp_path / "other").mkdir()
     for command, says in (
         ([a, b, "--tuning", str(tuning)], "no table of costs"),
+        ([a, b, "--tuning", str(damaged)], "(Expected 'array', got 'str' - at 'pruned')"),
         ([none], "no result has a speed-up"),
         ([a, write_result_file(tmp_path / "other" / "a.json", {})], "named 'a'"),
         ([str(tmp_path / "nothing.json")], "no such file"),
@@ -209,7 +213,9 @@ def test_tune_writes_a_choice_that_generate_uses(bundle, rows, capsys):
     assert len(evidence["candidates"]) == len(candidates(6, 2)) + 1 + 4 == 21
     assert [(p["nodes"], p["kept"]) for p in evidence["costs"]["pruned"]] == [(6, 3), (6, 1)]
     assert evidence["costs"]["sizes"] == [1, 2, 4, 6] and len(evidence["costs"]["seconds"]) == 4
-    assert tuning_costs(bundle.path / "tuning.json") == {"one:float32": evidence["costs"]}
+    table = tuning_costs(bundle.path / "tuning.json")["one:float32"]
+    assert table.sizes == (1, 2, 4, 6) and list(table.seconds) == evidence["costs"]["seconds"]
+    assert [asdict(pruned) for pruned in table.pruned] == evidence["costs"]["pruned"]
     assert "replay of 1 of 2 prompts" in evidence["source"]
     best = max(evidence["candidates"], key=lambda e: e["tokens_per_second"])
     assert best["draft"] == result["choice"] == choice.label()
