@@ -53,12 +53,17 @@ class Progress:
     def __post_init__(self) -> None:
         if self.stretch and set(self.stretch) != STRETCH:
             raise UserError(f"stretch has other entries than {', '.join(sorted(STRETCH))}")
-        if self.stretch and (
-            min(self.stretch.values()) < 0 or not self.budget.steps and not self.budget.minutes
-        ):
-            raise UserError("a stretch is so many steps or minutes, none of them negative")
         if min(self.step, self.tokens, self.seconds) < 0:
             raise UserError("step, tokens and seconds must not be negative")
+        if self.stretch:
+            self._check_stretch()
+
+    def _check_stretch(self) -> None:
+        if not self.budget.steps and not self.budget.minutes:
+            raise UserError("a stretch is so many steps or minutes")
+        began = self.stretch["first_step"], self.stretch["before"]
+        if min(began) < 0 or began[0] > self.step or began[1] > self.seconds:
+            raise UserError("a stretch began at a step and second that the run has not come to")
 
     @property
     def budget(self) -> Budget:

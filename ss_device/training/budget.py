@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from ss_device.errors import UserError
 from ss_device.training.recipe import Schedule
+
+MOST_STEPS, MOST_MINUTES = 10**9, 10**7
+"""Years: what a mistyped or damaged number must not make of a run."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,13 @@ class Budget:
     steps: int = 0
     minutes: float = 0.0
     hold: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.steps <= MOST_STEPS and 0 <= self.minutes <= MOST_MINUTES):
+            raise UserError(
+                f"a stretch of {self.steps} steps or {self.minutes} minutes (at most {MOST_STEPS} steps, "
+                f"{MOST_MINUTES} minutes)"
+            )
 
     def done(self, steps: int, seconds: float) -> float:
         """The share of the stretch that lies behind, 0 to 1, after so many steps and seconds of it."""

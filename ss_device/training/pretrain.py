@@ -88,6 +88,7 @@ def pretrain(
     budget = budget or Budget(steps=recipe.schedule.steps)
     if not budget.steps and not budget.minutes:
         raise UserError(f"recipe '{recipe.name}' has no 'steps': give --steps or --minutes")
+    recipe.check_files(data)
     run = run_folder(output)
     _open_run(run, output, resume, accelerator, force)
     if accelerator.is_main_process and (start or tokenizer_of):

@@ -13,6 +13,8 @@ KINDS = ("application", "continuations", "text", "repeat")
 AUGMENTATIONS = ("", "permute_columns")
 MOST = 1 << 20
 """Rows, or tokens of a row: what a mistyped recipe must not make a run of days."""
+MOST_PER_BATCH = 1 << 22
+"""Tokens of a batch: the documents of several are held in memory."""
 
 
 def _check_path(path: str) -> None:
@@ -96,9 +98,9 @@ class Schedule:
     copy_initialization: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_batch", "max_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)} must be at least 1")
+        for name, most in (("tokens_per_batch", MOST_PER_BATCH), ("max_length", MOST)):
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(f"{name} {getattr(self, name)} must lie between 1 and {most}")
         for name in ("learning_rate", "warmup_steps", "weight_decay", "steps"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} {getattr(self, name)} must not be negative")
@@ -138,6 +140,12 @@ class Recipe:
     @property
     def schedule(self) -> Schedule:
         return self.training
+
+    def check_files(self, data: Path) -> None:
+        """UserError for a source or check whose file is not in the folder `data`."""
+        for entry in (*self.sources, *self.checks):
+            if entry.path and not (data / entry.path).is_file():
+                raise UserError(f"{data / entry.path}: no such file (recipe '{self.name}' reads it)")
 
     def on(self, device: str) -> Recipe:
         """The recipe as it is run on `cpu` or `cuda`."""

@@ -50,7 +50,7 @@ def fail(*arguments):
 
 @pytest.mark.parametrize("further", [False, True])
 def test_a_model_that_was_not_written_is_all_that_a_resumed_run_makes(
-    recipe,
+    recipe,  # noqa: F811
     tmp_path,
     monkeypatch,
     further,  # noqa: F811

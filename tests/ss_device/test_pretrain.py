@@ -254,6 +254,10 @@ def test_bad_recipes_and_rows_are_named(recipe, tmp_path):
         (tmp_path / "bad.toml").write_text(RECIPE.replace(wrong, ""))
         with pytest.raises(UserError, match=word):
             load_recipe(tmp_path / "bad.toml")
+    for wrong, word in (("tokens_per_batch = 256", "tokens_per_batch"), ("max_length = 96", "max_length")):
+        (tmp_path / "bad.toml").write_text(RECIPE.replace(wrong, f"{word} = {1 << 40}"))
+        with pytest.raises(UserError, match=f"{word} {1 << 40} must lie between 1 and"):
+            load_recipe(tmp_path / "bad.toml")
     (tmp_path / "bad.toml").write_text(RECIPE.replace("weight_decay", "wait_decay"))
     with pytest.raises(UserError, match="wait_decay"):
         load_recipe(tmp_path / "bad.toml")
@@ -262,6 +266,38 @@ def test_bad_recipes_and_rows_are_named(recipe, tmp_path):
         pretrain(recipe, tmp_path, tmp_path / "out")
     with pytest.raises(UserError, match="no such recipe"):
         load_recipe(tmp_path / "none.toml")
+
+
+def test_a_missing_file_is_named_before_a_run_is_replaced(recipe, tmp_path):
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1))
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(UserError, match=r"rows\.jsonl: no such file \(recipe 'tiny' reads it\)"):
+        pretrain(recipe, tmp_path, tmp_path / "base", force=True)
+    assert (tmp_path / "base.run/checkpoint/record.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "words"),
+    [
+        ("first_step", 3, "not come to"),
+        ("first_step", 1e308, "not come to"),
+        ("before", 1e9, "not come to"),
+        ("first_step", -1, "not come to"),
+        ("steps", 1e12, "at most"),
+        ("minutes", 1e300, "at most"),
+        ("minutes", -1, "at most"),
+        ("steps", 0, "so many steps or minutes"),
+    ],
+)
+def test_a_stretch_that_cannot_be_is_named(recipe, tmp_path, entry, value, words):
+    """Gone on with, it would never end."""
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=2))
+    file = tmp_path / "base.run/checkpoint/record.json"
+    record = json.loads(file.read_text())
+    record["stretch"][entry] = value
+    file.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=f"record.json.*{words}"):
+        pretrain(recipe, tmp_path, tmp_path / "base", resume=True)
 
 
 def test_a_draft_model_reads_continuations_with_another_models_tokenizer(recipe, tmp_path):

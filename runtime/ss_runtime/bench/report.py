@@ -128,7 +128,9 @@ def _is_method(found: dict) -> bool:
 
 
 def _is_spread(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_number(value.get(k)) for k in ("median", "p10", "p90"))
+    """Whether this is a median with the percentiles around it."""
+    numbers = [value.get(name) for name in ("p10", "median", "p90")] if isinstance(value, dict) else []
+    return bool(numbers) and all(map(_is_number, numbers)) and numbers == sorted(numbers)
 
 
 def _is_number(value: object) -> bool:

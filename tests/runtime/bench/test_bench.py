@@ -286,7 +286,8 @@ def test_bad_input_is_one_line(bundle, rows, tmp_path, capsys):
     text = figures(decode_tokens_per_second={"median": "1"})
     spread = {"median": float("nan"), "p10": 1.0, "p90": float("inf")}
     no_number = figures(decode_tokens_per_second=spread)
-    broken = ({"plain": {}}, ["plain"], {"plain": text}, {"plain": 3}, {"plain": no_number})
+    unsorted = figures(speedup_end_to_end={"median": 2.0, "p10": 1.0, "p90": 1.5})
+    broken = ({"plain": {}}, ["plain"], *({"plain": found} for found in (text, 3, no_number, unsorted)))
     broken = [write_result_file(tmp_path / f"broken{i}.json", found) for i, found in enumerate(broken)]
     draft = ["--methods", "hf-assisted", "--draft"]
     run = ["run", str(bundle.path), "--input", str(rows), "--dtype", "float32"]
