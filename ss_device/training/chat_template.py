@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from ss_device.application import Application
 from ss_device.conversation import Message
 from ss_device.errors import UserError, library_errors
+
+
+@contextmanager
+def _stdout_is_ours() -> Iterator[None]:
+    """What native code prints goes to stderr: tokenizers' Rust says on stdout which entries of
+    tokenizer.json it does not know, in the middle of what `--json` writes."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def with_tokenizer_template(app: Application, base: Path) -> Application:
@@ -19,7 +37,7 @@ def with_tokenizer_template(app: Application, base: Path) -> Application:
         return app
     from transformers import PreTrainedTokenizerFast
 
-    with library_errors(f"{base}: transformers cannot read this tokenizer"):
+    with library_errors(f"{base}: transformers cannot read this tokenizer"), _stdout_is_ours():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     if not tokenizer.chat_template:
         raise UserError(f"{base}: the tokenizer has no chat template; give the turns in app.toml")

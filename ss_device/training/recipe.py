@@ -13,12 +13,16 @@ KINDS = ("application", "continuations", "text", "repeat")
 AUGMENTATIONS = ("", "permute_columns")
 MOST = 1 << 20
 """Rows, or tokens of a row: what a mistyped recipe must not make a run of days."""
+LONGEST_PATH = 255
+"""Characters: what file systems take as one name."""
 MOST_PER_BATCH = 1 << 22
 """Tokens of a batch: the documents of several are held in memory."""
 
 
 def _check_path(path: str) -> None:
     """UserError for a path that is not one of the data folder."""
+    if len(path) > LONGEST_PATH:
+        raise UserError(f"path '{path:.40}…' has {len(path)} characters, at most {LONGEST_PATH}")
     if PurePath(path).is_absolute() or ".." in PurePath(path).parts:
         raise UserError(f"path '{path}' leads out of the data folder")
     if path and not PurePath(path).name:
@@ -145,7 +149,7 @@ class Recipe:
         """UserError for a source or check whose file is not in the folder `data`."""
         for entry in (*self.sources, *self.checks):
             if entry.path and not (data / entry.path).is_file():
-                raise UserError(f"{data / entry.path}: no such file (recipe '{self.name}' reads it)")
+                raise UserError(f"recipe '{self.name}': {data / entry.path}: no such file")
 
     def on(self, device: str) -> Recipe:
         """The recipe as it is run on `cpu` or `cuda`."""

@@ -133,7 +133,7 @@ def test_chat_documents_learn_assistant_turns_only(folder):
     assert short.generated == document.generated[:1]
 
 
-def test_the_tokenizers_own_chat_template(folder, tmp_path):
+def test_the_tokenizers_own_chat_template(folder, tmp_path, capfd):
     base = make_tiny_base(tmp_path / "base").path
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
     (base / "tokenizer_config.json").write_text(json.dumps(config))
@@ -141,7 +141,12 @@ def test_the_tokenizers_own_chat_template(folder, tmp_path):
     app = load_application(str(tmp_path / "app.toml"))
     with pytest.raises(UserError, match="no chat template"):
         with_tokenizer_template(app, folder / "base")
+    raw = json.loads((base / "tokenizer.json").read_text())
+    raw["added_tokens"][0]["unknown"] = True  # of which native code tells on stdout
+    (base / "tokenizer.json").write_text(json.dumps(raw))
     app = with_tokenizer_template(app, base)
+    printed = capfd.readouterr()
+    assert printed.out == "" and "unknown" in printed.err
     turns = [("user", "hi"), ("assistant", "yes"), ("user", "so"), ("assistant", "no")]
     write_rows(tmp_path / "m.jsonl", [{"messages": [{"role": r, "content": c} for r, c in turns]}])
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))

@@ -53,7 +53,7 @@ def test_a_model_that_was_not_written_is_all_that_a_resumed_run_makes(
     recipe,  # noqa: F811
     tmp_path,
     monkeypatch,
-    further,  # noqa: F811
+    further,
 ):
     """No further stretch is trained in its place, and the earlier model does not pass for it."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

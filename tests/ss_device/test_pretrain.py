@@ -258,6 +258,9 @@ def test_bad_recipes_and_rows_are_named(recipe, tmp_path):
         (tmp_path / "bad.toml").write_text(RECIPE.replace(wrong, f"{word} = {1 << 40}"))
         with pytest.raises(UserError, match=f"{word} {1 << 40} must lie between 1 and"):
             load_recipe(tmp_path / "bad.toml")
+    (tmp_path / "bad.toml").write_text(RECIPE.replace("rows.jsonl", "x" * 3000))
+    with pytest.raises(UserError, match="x…' has 3000 characters"):
+        load_recipe(tmp_path / "bad.toml")
     (tmp_path / "bad.toml").write_text(RECIPE.replace("weight_decay", "wait_decay"))
     with pytest.raises(UserError, match="wait_decay"):
         load_recipe(tmp_path / "bad.toml")
@@ -271,7 +274,7 @@ def test_bad_recipes_and_rows_are_named(recipe, tmp_path):
 def test_a_missing_file_is_named_before_a_run_is_replaced(recipe, tmp_path):
     pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1))
     (tmp_path / "rows.jsonl").unlink()
-    with pytest.raises(UserError, match=r"rows\.jsonl: no such file \(recipe 'tiny' reads it\)"):
+    with pytest.raises(UserError, match=r"recipe 'tiny': .*rows\.jsonl: no such file"):
         pretrain(recipe, tmp_path, tmp_path / "base", force=True)
     assert (tmp_path / "base.run/checkpoint/record.json").is_file()
 
