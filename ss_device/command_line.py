@@ -148,8 +148,14 @@ def print_json(value: dict) -> None:
 
 
 def json_text(value: object, **settings) -> str:
-    """Strict JSON: a number that is not finite becomes null. settings: of `json.dumps`."""
-    return json.dumps(with_nulls(value), ensure_ascii=False, allow_nan=False, **settings)
+    """Strict JSON: a number that is not finite becomes null. settings: of `json.dumps`.
+
+    Letters of all languages stand as they are, what a terminal would obey as an escape.
+    """
+    text = json.dumps(with_nulls(value), ensure_ascii=False, allow_nan=False, **settings)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def prompts_from_file(

@@ -30,6 +30,7 @@ NUM_BINS = 8  # halvings of a node's probability
 KINDS = ("copies", "leftover", "streams")
 NO_LOGITS = np.zeros((0, 0), np.float32)
 STREAMS = ("when they pay", "always", "never")
+MOST_SECONDS = 1e4  # of a step
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class StepCosts:
         ascending = list(self.sizes) == sorted(set(self.sizes)) and self.sizes[:1] == (1,)
         if not ascending or len(self.sizes) != len(self.seconds):
             raise UserError("step costs need ascending tree sizes from 1 and as many times")
-        if not (all(0 < s < float("inf") for s in self.seconds) and 0 <= self.streams < float("inf")):
-            raise UserError("step costs must be positive seconds")
+        if not (all(0 < s < MOST_SECONDS for s in self.seconds) and 0 <= self.streams < MOST_SECONDS):
+            raise UserError(f"step costs must be positive seconds below {MOST_SECONDS:.0f}")
 
     def up_to(self, nodes: int) -> np.ndarray:
         """Seconds of trees of 1..nodes nodes, float64 [nodes], between the sizes on a straight line.

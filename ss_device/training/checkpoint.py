@@ -56,6 +56,12 @@ def load_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim
     return read_json(folder / "record.json")
 
 
+def check_step(step: int, steps: int, folder: Path) -> None:
+    """UserError for a checkpoint of a run in `folder` that lies behind the run's `steps`."""
+    if step > steps:
+        raise UserError(f"{folder / 'checkpoint'}: record.json: step {step} of a run of {steps} steps")
+
+
 def save_best(folder: Path, model: torch.nn.Module, write: bool = True) -> None:
     """Write the trainable tensors alone, replacing those of an earlier call (`write`: see above)."""
     tensors = {n: _whole(p) for n, p in trainable(model).items()}

@@ -20,7 +20,7 @@ from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
 from ss_device.reference.stream_model import add_lora, load_base
 from ss_device.strict_json import read_json, typed
 from ss_device.training.batching import collate
-from ss_device.training.checkpoint import load_checkpoint, save_checkpoint, trainable
+from ss_device.training.checkpoint import check_step, load_checkpoint, save_checkpoint, trainable
 from ss_device.training.corpus import Document
 from ss_device.training.log import open_log
 from ss_device.training.run_folder import open_run, run_folder
@@ -36,6 +36,10 @@ class Progress:
 
     step: int = 0
     loss: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or (self.loss is None) != (self.step == 0):
+            raise UserError(f"step {self.step} with a loss of {self.loss}")
 
 
 def train_lora(
@@ -82,6 +86,7 @@ def train_lora(
 def _run(model, optimizer, schedule, documents, run, record, report) -> float:
     plan = plan_epochs(documents, schedule)
     progress = typed(Progress, record or {}, f"{run / 'checkpoint'}: record.json")
+    check_step(progress.step, len(plan), run)
     first, average = progress.step, progress.loss
     started = saved = time.monotonic()
     model.train()

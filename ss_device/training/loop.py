@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 
 from ss_device.errors import UserError
-from ss_device.training.checkpoint import load_best, save_best, save_checkpoint
+from ss_device.training.checkpoint import check_step, load_best, save_best, save_checkpoint
 from ss_device.training.corpus import Document
 from ss_device.training.log import open_log
 from ss_device.training.losses import IGNORE, Batch, make_batch, target_counts
@@ -44,6 +44,12 @@ class Progress:
     best: dict[str, int | float] = field(default_factory=dict)
     stale: int = 0
 
+    def __post_init__(self) -> None:
+        if min(self.step, self.tokens, self.seconds, self.stale) < 0:
+            raise UserError("step, tokens, seconds and stale must not be negative")
+        if self.best and set(self.best) != {"score", "step"}:
+            raise UserError("best has other entries than score and step")
+
 
 @dataclass
 class TrainingRun:
@@ -67,6 +73,7 @@ class TrainingRun:
     def run(self, progress: Progress) -> Progress:
         """Train from `progress` to the end of the plan, or until validation stops improving."""
         main = self.accelerator.is_main_process
+        check_step(progress.step, len(self.plan), self.folder)
         first, before = progress.step, progress.seconds
         counted, started = progress.tokens, time.monotonic()
         saved = started

@@ -120,6 +120,12 @@ class TokenizerTable:
     vocab_size: int
     sample_documents: int
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.vocab_size <= MOST:
+            raise UserError(f"vocab_size {self.vocab_size} must lie between 1 and {MOST}")
+        if self.sample_documents < 1:
+            raise UserError(f"sample_documents {self.sample_documents} must be at least 1")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -136,6 +142,12 @@ class Recipe:
     sources: tuple[Source, ...]
     checks: tuple[Check, ...] = ()
     cuda: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UserError(f"seed {self.seed} must not be negative")
+        if not any(source.weight > 0 and not source.until_tokens for source in self.sources):
+            raise UserError("none of the sources has a weight until the run's end")
 
     @property
     def vocab_size(self) -> int:

@@ -41,10 +41,13 @@ def train_tokenizer(recipe: Recipe, data: Path, folder: Path) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     special = [AddedToken(t, special=True) for t in (PAD, BOS, EOS)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if recipe.vocab_size < (least := len(special) + len(alphabet)):
+        raise UserError(f"recipe '{recipe.name}': vocab_size {recipe.vocab_size} must be at least {least}")
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size,
         special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=alphabet,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

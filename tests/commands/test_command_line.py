@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 import tomllib
@@ -126,6 +127,10 @@ def test_progress_is_silent_without_a_terminal(capsys):
 def test_json_is_one_line_and_not_escaped(capsys):
     print_json({"text": "ä\n"})
     assert capsys.readouterr().out == '{"text": "ä\\n"}\n'
+    for moves in "\x7f\x9b\u202e\U000e0001\ud800":  # a terminal's cursor, the direction of a line
+        print_json({"text": f"a{moves}b"})
+        printed = capsys.readouterr().out
+        assert printed.strip().isprintable() and json.loads(printed) == {"text": f"a{moves}b"}
 
 
 def test_line_of_row_skips_blank_lines(tmp_path):

@@ -258,6 +258,18 @@ def test_bad_recipes_and_rows_are_named(recipe, tmp_path):
         (tmp_path / "bad.toml").write_text(RECIPE.replace(wrong, f"{word} = {1 << 40}"))
         with pytest.raises(UserError, match=f"{word} {1 << 40} must lie between 1 and"):
             load_recipe(tmp_path / "bad.toml")
+    for right, wrong, words in (
+        ("seed = 3", "seed = -3", "seed -3 must not be negative"),
+        ("vocab_size = 320", "vocab_size = -3", "vocab_size -3 must lie"),
+        ("sample_documents = 100", "sample_documents = 0", "sample_documents 0 must"),
+        ("weight = 0.9", "weight = 0.0", "none of the sources has a weight"),
+    ):
+        (tmp_path / "bad.toml").write_text(RECIPE.replace(right, wrong))
+        with pytest.raises(UserError, match=words):
+            load_recipe(tmp_path / "bad.toml")
+    (tmp_path / "bad.toml").write_text(RECIPE.replace("vocab_size = 320", "vocab_size = 258"))
+    with pytest.raises(UserError, match="vocab_size 258 must be at least 259"):
+        pretrain(load_recipe(tmp_path / "bad.toml"), tmp_path, tmp_path / "small")
     (tmp_path / "bad.toml").write_text(RECIPE.replace("rows.jsonl", "x" * 3000))
     with pytest.raises(UserError, match="x…' has 3000 characters"):
         load_recipe(tmp_path / "bad.toml")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -18,6 +17,7 @@ COLUMNS = (
     "method", "decode tok/s", "p10–p90", "speed-up", "end to end", "all prompts", "τ", "step cost",
     "host ms per call", "first token ms", "peak MB", "token-exact",
 )  # fmt: skip
+MOST = 1e12
 RATES = ("decode_tokens_per_second", "end_to_end_tokens_per_second")
 
 
@@ -134,7 +134,8 @@ def _is_spread(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether this may be a rate, a ratio or a share; a plot's axes end before floating point does."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST
 
 
 def compare(before: dict, after: dict) -> dict:
