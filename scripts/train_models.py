@@ -204,7 +204,7 @@ class Pipeline:
                 return
             # An interrupted stretch keeps its own budget; a finished one is followed by what is missing.
             words += ["--resume"]
-            words += ["--minutes", minutes - trained.before_decay] if minutes else []
+            words += ["--minutes", minutes - trained.before_decay] if minutes and trained.ended else []
         ss_train(*words)
 
     def write_texts(self) -> None:

@@ -12,6 +12,7 @@ ATTENTION = ("q", "k", "v", "o")
 PROJECTIONS = (*ATTENTION, "gate", "up", "down")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 CHOICES = {"activation": ACTIVATIONS, "positions": ("rotary", "learned"), "norm": ("rms", "layer")}
+LEAST_EPS = 1e-30  # float32 ends not far below
 # Far above any model: what a damaged file says must not become a loop or a buffer.
 LIMITS = {
     "vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 22, "num_layers": 1 << 12,
@@ -103,7 +104,7 @@ class Architecture:
         _expect(0 <= self.rotary_dims <= self.head_dim, f"rotary_dims {self.rotary_dims} exceeds head_dim")
         _expect(self.rotated % 2 == 0, f"an odd number of rotated features ({self.rotated})")
         _expect(self.position_offset >= 0, "position_offset must not be negative")
-        _expect(self.norm_eps >= 0, f"norm_eps {self.norm_eps} must not be negative")
+        _expect(self.norm_eps >= LEAST_EPS, f"norm_eps {self.norm_eps} must be at least {LEAST_EPS}")
         _expect(not self.rotated or self.rope_theta > 0, f"rope_theta {self.rope_theta} must be above 0")
         _expect(set(self.biases) <= set(PROJECTIONS), f"biases {self.biases} are not of {PROJECTIONS}")
         _expect(len(self.windows) in (0, self.num_layers), "windows are not one for each layer")

@@ -30,6 +30,9 @@ class Budget:
                 f"{MOST_MINUTES} minutes)"
             )
 
+    def __str__(self) -> str:
+        return (f"{self.steps} steps" if self.steps else f"{self.minutes:g} minutes") + " held" * self.hold
+
     def done(self, steps: int, seconds: float) -> float:
         """The share of the stretch that lies behind, 0 to 1, after so many steps and seconds of it."""
         share = steps / self.steps if self.steps else seconds / (60 * self.minutes)

@@ -312,10 +312,11 @@ def run_base(arguments: argparse.Namespace) -> int:
     if arguments.steps and arguments.minutes:
         raise UserError("--steps and --minutes exclude each other")
     steps = arguments.steps or (0 if arguments.minutes else recipe.schedule.steps)
+    budget = Budget(steps, arguments.minutes or 0.0, arguments.hold)
+    given = arguments.steps or arguments.minutes or arguments.hold
     with writing(arguments.output), training_progress(recipe.name, arguments.json) as report:
         pretrain(
-            recipe, arguments.data, arguments.output,
-            Budget(steps, arguments.minutes or 0.0, arguments.hold), arguments.resume,
+            recipe, arguments.data, arguments.output, budget if given else None, arguments.resume,
             arguments.precision or default_precision(), arguments.checkpoint_minutes,
             arguments.check_minutes, report, arguments.start, arguments.tokenizer, arguments.shard_size,
             arguments.force,

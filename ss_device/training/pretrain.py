@@ -73,8 +73,8 @@ def pretrain(
     """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
 
     `budget`: how long this stretch is (default: the recipe's steps). A stretch ends annealed; `resume`
-    goes on with an interrupted one (its model may be all that is missing), or else starts a further one
-    from the state before the decay.
+    goes on with an interrupted one (its model may be all that is missing), which keeps its budget, or
+    else starts a further one from the state before the decay.
     Checkpoints and the log live in `<output>.run/`; `report` receives every log record: step, steps,
     loss, lr, tokens, tokens_per_second, eta, and `valid` every `check_minutes` (0: at a stretch's end).
 
@@ -85,9 +85,9 @@ def pretrain(
     """
     accelerator = joined_processes()
     recipe = recipe.on(accelerator.device.type)
-    budget = budget or Budget(steps=recipe.schedule.steps)
-    if not budget.steps and not budget.minutes:
-        raise UserError(f"recipe '{recipe.name}' has no 'steps': give --steps or --minutes")
+    new = budget or Budget(steps=recipe.schedule.steps)
+    if not resume:
+        _check_budget(new, recipe)
     recipe.check_files(data)
     run = run_folder(output)
     _open_run(run, output, resume, accelerator, force)
@@ -104,7 +104,13 @@ def pretrain(
     if accelerator.is_main_process and not progress.step:
         mark_written(run, progress)  # nothing as yet: whatever ends without its model is to be told apart
     if not progress.stretch:
-        progress.stretch = {**asdict(budget), "first_step": progress.step, "before": progress.seconds}
+        _check_budget(new, recipe)
+        progress.stretch = {**asdict(new), "first_step": progress.step, "before": progress.seconds}
+    elif budget and progress.budget != budget:
+        raise UserError(
+            f"{run}: the stretch to go on with is one of {progress.budget}, not of {budget}; give the same "
+            "again, or --resume alone"
+        )
     objective, optimizer = accelerator.prepare(NextTokenLoss(model, precision, on_gpu), optimizer)
     training = BaseRun(
         accelerator, objective, optimizer, recipe, stream, checks, run, progress,
@@ -119,6 +125,11 @@ def pretrain(
 def default_precision() -> str:
     """bf16 autocast where a GPU computes; float32, which resumes to the same bytes, elsewhere."""
     return "bf16" if torch.cuda.is_available() else "fp32"
+
+
+def _check_budget(budget: Budget, recipe: Recipe) -> None:
+    if not budget.steps and not budget.minutes:
+        raise UserError(f"recipe '{recipe.name}' has no 'steps': give --steps or --minutes")
 
 
 def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator, force: bool) -> None:

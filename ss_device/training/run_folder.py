@@ -42,10 +42,14 @@ def writing(output: Path) -> Iterator[None]:
 
 
 def check_plain_entries(folder: Path) -> None:
-    """UserError for a symbolic link in a run's folder: going on with the run would write where it leads."""
+    """UserError for what is no file or folder of its own in a run's folder.
+
+    Going on with the run would write where a link leads, and wait for who reads a pipe.
+    """
     for entry in folder.iterdir() if folder.is_dir() else ():
-        if entry.is_symlink():
-            raise UserError(f"{entry}: is a symbolic link, expected a file or folder of the run")
+        if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+            kind = "a symbolic link" if entry.is_symlink() else "no plain file"
+            raise UserError(f"{entry}: is {kind}, expected a file or folder of the run")
 
 
 def check_new_run(folder: Path, force: bool) -> None:

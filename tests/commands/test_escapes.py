@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -119,6 +120,14 @@ def test_a_tuning_is_not_written_through_a_link(bundle, rows_file, victim, capsy
     assert ss_bench(["tune", str(bundle), "--input", str(rows_file), "--rounds", "1"]) == 2
     assert "tuning.json: is a symbolic link" in capsys.readouterr().err
     assert victim.read_bytes() == content
+
+
+def test_a_pipe_in_a_run_is_not_waited_for(own_models, tmp_path, capsys):
+    (tmp_path / "new.run").mkdir()
+    os.mkfifo(tmp_path / "new.run" / "log.jsonl")
+    words = training(own_models, tmp_path, "base")
+    assert ss_train([*words, "--output", str(tmp_path / "new"), "--resume"]) == 2
+    assert "log.jsonl: is no plain file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["base", "adapter", "lora"])

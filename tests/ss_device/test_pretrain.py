@@ -109,6 +109,8 @@ def test_a_killed_run_resumes_to_the_same_weights(recipe, tmp_path, monkeypatch)
         pretrain(recipe, tmp_path, tmp_path / "cut", checkpoint_minutes=0.0)
     assert not (tmp_path / "cut").exists()
     monkeypatch.setattr(module, "train_step", original)
+    with pytest.raises(UserError, match="is one of 12 steps, not of 5 minutes held; give the same again"):
+        pretrain(recipe, tmp_path, tmp_path / "cut", Budget(minutes=5, hold=True), resume=True)
     pretrain(recipe, tmp_path, tmp_path / "cut", resume=True, checkpoint_minutes=0.0)
     other = weights(tmp_path / "cut")
     for name, tensor in weights(tmp_path / "whole").items():
