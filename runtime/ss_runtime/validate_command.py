@@ -176,7 +176,10 @@ def validate_backend(
     with progress(len(traces) + 1, f"{backend} {dtype}") as advance:
         model = open_backend(backend, bundle, adapter, dtype, compute_units=compute_units)
         advance(f"{backend} {dtype}")
-        replay(model, traces, found, advance=lambda _: advance(f"{backend} {dtype}"))
+        try:
+            replay(model, traces, found, advance=lambda _: advance(f"{backend} {dtype}"))
+        except UserError as error:
+            raise UserError(f"adapter '{adapter.app}' on {backend}: {error}") from error
     found.seconds = time.perf_counter() - started
     return found
 

@@ -22,6 +22,7 @@ from ss_device.strict_json import typed
 from ss_device.training.base_loading import check_quantization, load_training_base
 from ss_device.training.checkpoint import copy_trainable, load_checkpoint, trainable
 from ss_device.training.corpus import Document
+from ss_device.training.finetune import save_lora
 from ss_device.training.loop import VALIDATION_DOCUMENTS, Progress, TrainingRun
 from ss_device.training.objective import StreamLoss
 from ss_device.training.processes import joined_processes
@@ -198,8 +199,7 @@ def _adapter(base, app, config, schedule, model, progress, documents, ranks) -> 
 def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path, golden: str) -> None:
     with folder_in_one_go(output) as folder:
         if adapter.config.lora_rank:
-            model.base.save_pretrained(folder, safe_serialization=True)
-            (folder / "README.md").unlink(missing_ok=True)
+            save_lora(model.base, folder)
         write_speculative_files(adapter, base.architecture, folder)
         if golden:
             (folder / GOLDEN_PROMPTS).write_text(golden, encoding="utf-8")

@@ -59,6 +59,8 @@ class Progress:
             self._check_stretch()
 
     def _check_stretch(self) -> None:
+        if type(self.stretch["hold"]) is not bool:
+            raise UserError(f"hold is {self.stretch['hold']!r}, neither true nor false")
         if not self.budget.steps and not self.budget.minutes:
             raise UserError("a stretch is so many steps or minutes")
         began = self.stretch["first_step"], self.stretch["before"]

@@ -16,16 +16,17 @@ from ss_device.errors import UserError, library_errors
 
 @contextmanager
 def _stdout_is_ours() -> Iterator[None]:
-    """What native code prints goes to stderr: tokenizers' Rust says on stdout which entries of
+    """What native code prints goes nowhere: tokenizers' Rust says on stdout which entries of
     tokenizer.json it does not know, in the middle of what `--json` writes."""
     sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
+    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
     try:
         yield
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)
+        os.close(nowhere)
 
 
 def with_tokenizer_template(app: Application, base: Path) -> Application:

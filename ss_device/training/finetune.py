@@ -75,12 +75,21 @@ def train_lora(
     record = load_checkpoint(run / "checkpoint", model, optimizer) if resume else None
     loss = _run(model, optimizer, schedule, documents, run, record, report)
     with folder_in_one_go(output) as folder:
-        model.save_pretrained(folder, safe_serialization=True)
-        (folder / "README.md").unlink(missing_ok=True)
+        save_lora(model, folder)
         parameters = sum(p.numel() for p in trainable(model).values())
         raw = {"app": app.name, "base": base.identity.to_dict(), "parameters": parameters,
                "final_loss": loss, **settings}  # fmt: skip
         (folder / RECORD_FILE).write_text(json.dumps(raw, indent=1) + "\n")
+
+
+def save_lora(model: PeftModel, folder: Path) -> None:
+    """Write the PEFT files of a LoRA on projections.
+
+    Without being told so, peft would read the base's config again, or ask the hub for it, to see whether
+    the embedding has grown.
+    """
+    model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
 
 
 def _run(model, optimizer, schedule, documents, run, record, report) -> float:

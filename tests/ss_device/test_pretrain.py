@@ -304,6 +304,7 @@ def test_a_missing_file_is_named_before_a_run_is_replaced(recipe, tmp_path):
         ("minutes", 1e300, "at most"),
         ("minutes", -1, "at most"),
         ("steps", 0, "so many steps or minutes"),
+        ("hold", 0.5, "hold is 0.5"),
     ],
 )
 def test_a_stretch_that_cannot_be_is_named(recipe, tmp_path, entry, value, words):

@@ -19,10 +19,10 @@ from ss_runtime.tuning import DraftChoice
 TOP_K = 3  # of a k-ary tree, as `DraftChoice` draws it
 
 
-def path_shares(statistics: dict) -> dict[tuple[int, ...], float]:
+def path_shares(statistics: dict, whose: str = "the adapter") -> dict[tuple[int, ...], float]:
     """Share of positions whose first true tokens have these ranks, by rank path; cut ranks are left out.
 
-    statistics: as recorded. Raises UserError where they are missing or damaged.
+    statistics: as recorded; whose: for messages. Raises UserError where they are missing or damaged.
     """
     try:
         beyond = len(statistics["counts"][0]) - 1
@@ -32,7 +32,7 @@ def path_shares(statistics: dict) -> dict[tuple[int, ...], float]:
             raise ValueError("no positions")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            "the adapter has no recorded rank statistics of whole drafts: give prompts with --input"
+            f"{whose} has no recorded rank statistics of whole drafts: give prompts with --input"
         ) from error
     shares: Counter[tuple[int, ...]] = Counter()
     for ranks, times in drafts.items():
