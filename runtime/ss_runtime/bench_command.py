@@ -205,7 +205,7 @@ def tune_bundle(arguments: argparse.Namespace) -> None:
 
     rows, kept = fastest_stream_rows(adapter, adapter.num_nodes), adapter.num_nodes
     if not prompts:
-        path_shares(adapter.rank_statistics, f"adapter '{adapter.app}'")  # refused before the model is loaded
+        path_shares(adapter.rank_statistics, f"adapter '{adapter.app}'")  # before anything is loaded
     model = open_backend("mlx", bundle, adapter, dtype, rows, num_kept=kept)
     bias, prunes = bundle.parent_bias(adapter), bool(adapter.config.pruning_rank)
     if not prompts:
