@@ -161,7 +161,8 @@ def _nonsense(served: Served, client: httpx.Client, names: list[str], rng: Rando
     content = rng.choice(
         (b"", b"{", b"[]", b'{"prompt": 1}', b"[" * 100_000, b"\xff\xfe", b"x" * (2 << 20))
     )
-    answer = client.post(rng.choice(("/v1/completions", "/v1/chat/completions")), content=content)
+    route = rng.choice(("/v1/completions", "/v1/chat/completions"))
+    answer = client.post(route, content=content, headers={"Content-Type": "application/json"})
     if (
         answer.status_code == 200
         or not _checked(served, answer.status_code)
@@ -175,7 +176,7 @@ def _change(served: Served, client: httpx.Client, names: list[str], rng: Random)
     name = rng.choice(names)
     _checked(served, client.delete(f"/v1/adapters/{name}").status_code)
     for _ in range(100):
-        if _checked(served, client.post(f"/v1/adapters/{name}").status_code):
+        if _checked(served, client.post(f"/v1/adapters/{name}", json={}).status_code):
             return
         time.sleep(0.05)
 
