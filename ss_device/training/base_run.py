@@ -27,55 +27,60 @@ from ss_device.training.log import open_log
 from ss_device.training.recipe import Recipe, Schedule
 
 LOG_EVERY = 10
-STRETCH = {"steps", "minutes", "hold", "first_step", "before"}
 CUDA_WIDTH = 64
 """On a GPU rows are padded to a multiple of this, so that few shapes are compiled."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch's budget, with the step and seconds of training at which it began."""
+
+    steps: int
+    minutes: float
+    hold: bool
+    first_step: int
+    before: float
+
+    def __post_init__(self) -> None:
+        if not self.budget.steps and not self.budget.minutes:
+            raise UserError("a stretch is so many steps or minutes")
+        if min(self.first_step, self.before) < 0:
+            raise UserError("a stretch must not begin before the run")
+
+    @property
+    def budget(self) -> Budget:
+        """How long it is."""
+        return Budget(self.steps, self.minutes, self.hold)
 
 
 @dataclass
 class Progress:
     """What a checkpoint remembers besides tensors.
 
-    step, tokens, seconds: over all stretches; loss: smoothed; stretch: the budget of the present one
-    with the step and seconds at which it began; held: whether its decay has begun; stream: where the
-    documents go on; checked: seconds at the last measurement on held-out rows.
+    step, tokens, seconds: over all stretches; loss: smoothed; stretch: the present one (None: before the
+    first); held: whether its decay has begun; stream: where the documents go on; checked: seconds at the
+    last measurement on held-out rows.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     loss: float | None = None
-    stretch: dict[str, int | float | bool] = field(default_factory=dict)
+    stretch: Stretch | None = None
     held: bool = False
     stream: dict = field(default_factory=dict)
     checked: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.stretch and set(self.stretch) != STRETCH:
-            raise UserError(f"stretch has other entries than {', '.join(sorted(STRETCH))}")
         if min(self.step, self.tokens, self.seconds) < 0:
             raise UserError("step, tokens and seconds must not be negative")
-        if self.stretch:
-            self._check_stretch()
-
-    def _check_stretch(self) -> None:
-        if type(self.stretch["hold"]) is not bool:
-            raise UserError(f"hold is {self.stretch['hold']!r}, neither true nor false")
-        if not self.budget.steps and not self.budget.minutes:
-            raise UserError("a stretch is so many steps or minutes")
-        began = self.stretch["first_step"], self.stretch["before"]
-        if min(began) < 0 or began[0] > self.step or began[1] > self.seconds:
+        if self.stretch and (self.stretch.first_step > self.step or self.stretch.before > self.seconds):
             raise UserError("a stretch began at a step and second that the run has not come to")
-
-    @property
-    def budget(self) -> Budget:
-        """How long the present stretch is."""
-        return Budget(self.stretch["steps"], self.stretch["minutes"], self.stretch["hold"])
 
     def done(self) -> float:
         """The share of the present stretch that lies behind."""
-        steps, seconds = self.step - self.stretch["first_step"], self.seconds - self.stretch["before"]
-        return self.budget.done(steps, seconds)
+        steps, seconds = self.step - self.stretch.first_step, self.seconds - self.stretch.before
+        return self.stretch.budget.done(steps, seconds)
 
 
 class NextTokenLoss(torch.nn.Module):
@@ -114,7 +119,7 @@ class BaseRun:
     @property
     def budget(self) -> Budget:
         """How long the present stretch is."""
-        return self.progress.budget
+        return self.progress.stretch.budget
 
     @property
     def model(self) -> LlamaForCausalLM:
@@ -133,7 +138,7 @@ class BaseRun:
         progress, first = self.progress, self.progress.step
         before, counted = progress.seconds, progress.tokens
         saved, clock = time.monotonic(), StepClock()
-        if progress.step and progress.step == progress.stretch["first_step"]:
+        if progress.step and progress.step == progress.stretch.first_step:
             self._save("checkpoint")  # so that a kill does not take the stretch for one not begun
         log = open_log(self.folder / "log.jsonl", first) if self.accelerator.is_main_process else None
         while (done := self.done()) < 1:
@@ -185,9 +190,9 @@ class BaseRun:
         return self.checks.measure(self.model, self.accelerator.device)
 
     def _write(self, log, speed: float, valid: dict) -> None:
-        progress, budget, first = self.progress, self.budget, self.progress.stretch["first_step"]
+        progress, budget, first = self.progress, self.budget, self.progress.stretch.first_step
         done = progress.done()
-        seconds = progress.seconds - progress.stretch["before"]
+        seconds = progress.seconds - progress.stretch.before
         left = seconds / max(done, 1e-9) * (1 - done)
         steps = budget.steps or round((progress.step - first) / max(done, 1e-9))
         line = {

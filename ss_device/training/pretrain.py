@@ -20,7 +20,7 @@ from ss_device.strict_json import read_json, typed
 from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training import explicit_attention
 from ss_device.training.base_checks import BaseChecks
-from ss_device.training.base_run import BaseRun, NextTokenLoss, Progress
+from ss_device.training.base_run import BaseRun, NextTokenLoss, Progress, Stretch
 from ss_device.training.budget import Budget
 from ss_device.training.checkpoint import load_checkpoint
 from ss_device.training.copy_initialization import wire_copying
@@ -85,9 +85,8 @@ def pretrain(
     """
     accelerator = joined_processes()
     recipe = recipe.on(accelerator.device.type)
-    new = budget or Budget(steps=recipe.schedule.steps)
     if not resume:
-        _check_budget(new, recipe)
+        _checked_budget(budget, recipe)
     recipe.check_files(data)
     run = run_folder(output)
     _open_run(run, output, resume, accelerator, force)
@@ -103,14 +102,7 @@ def pretrain(
     progress = _restore(run, output, model, optimizer, stream) if resume else Progress()
     if accelerator.is_main_process and not progress.step:
         mark_written(run, progress)  # nothing as yet: whatever ends without its model is to be told apart
-    if not progress.stretch:
-        _check_budget(new, recipe)
-        progress.stretch = {**asdict(new), "first_step": progress.step, "before": progress.seconds}
-    elif budget and progress.budget != budget:
-        raise UserError(
-            f"{run}: the stretch to go on with is one of {progress.budget}, not of {budget}; give the same "
-            "again, or --resume alone"
-        )
+    progress.stretch = _stretch(progress, budget, recipe, run)
     objective, optimizer = accelerator.prepare(NextTokenLoss(model, precision, on_gpu), optimizer)
     training = BaseRun(
         accelerator, objective, optimizer, recipe, stream, checks, run, progress,
@@ -127,9 +119,26 @@ def default_precision() -> str:
     return "bf16" if torch.cuda.is_available() else "fp32"
 
 
-def _check_budget(budget: Budget, recipe: Recipe) -> None:
+def _checked_budget(budget: Budget | None, recipe: Recipe) -> Budget:
+    """The budget of a new stretch: the one given, or the recipe's steps. UserError where neither is."""
+    budget = budget or Budget(steps=recipe.schedule.steps)
     if not budget.steps and not budget.minutes:
         raise UserError(f"recipe '{recipe.name}' has no 'steps': give --steps or --minutes")
+    return budget
+
+
+def _stretch(progress: Progress, budget: Budget | None, recipe: Recipe, run: Path) -> Stretch:
+    """The interrupted stretch, or a new one. UserError for another budget than the interrupted one's."""
+    found = progress.stretch
+    if found is None:
+        new = _checked_budget(budget, recipe)
+        return Stretch(**asdict(new), first_step=progress.step, before=progress.seconds)
+    if budget and found.budget != budget:
+        raise UserError(
+            f"{run}: the stretch to go on with is one of {found.budget}, not of {budget}; give the same "
+            "again, or --resume alone"
+        )
+    return found
 
 
 def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator, force: bool) -> None:
@@ -158,14 +167,20 @@ def _restore(run: Path, output: Path, model, optimizer, stream: DocumentStream) 
     record = load_checkpoint(run / "checkpoint", model, optimizer)
     if record is None:
         return Progress()
-    progress = typed(Progress, record, f"{run / 'checkpoint'}: record.json")
-    if not progress.stretch:
-        raise UserError(f"{run / 'checkpoint'}: record.json: 'stretch' is missing")
+    progress = _recorded(record, run / "checkpoint")
     if has_ended(run, output, progress):
         held = load_checkpoint(run / "held", model, optimizer) or record
-        progress = typed(Progress, held, f"{run / 'held'}: record.json")
-        progress.stretch, progress.held = {}, False
+        progress = _recorded(held, run / "held")
+        progress.stretch, progress.held = None, False
     stream.restore(progress.stream)
+    return progress
+
+
+def _recorded(record: dict, folder: Path) -> Progress:
+    """The progress in a checkpoint's record."""
+    progress = typed(Progress, record, f"{folder}: record.json")
+    if progress.stretch is None:
+        raise UserError(f"{folder}: record.json: 'stretch' is missing")
     return progress
 
 
@@ -185,7 +200,7 @@ def trained_time(output: Path) -> TrainedTime | None:
     for name in ("checkpoint", "held"):
         recover_folder(run / name)
         record = run / name / "record.json"
-        found[name] = typed(Progress, read_json(record), str(record)) if record.is_file() else None
+        found[name] = _recorded(read_json(record), run / name) if record.is_file() else None
     last, held = found["checkpoint"], found["held"]
     if last is None:
         return None

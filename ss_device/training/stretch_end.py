@@ -22,7 +22,7 @@ def has_ended(run: Path, output: Path, progress: Progress) -> bool:
     over: resumed, it writes that."""
     if progress.done() < 1:
         return False
-    if progress.budget.hold:
+    if progress.stretch.budget.hold:
         held = run / "held" / "record.json"
         return held.is_file() and read_json(held).get("step") == progress.step
     if not output.is_dir():

@@ -8,6 +8,7 @@ from ss_runtime.prompt_cache import CachedText
 from tests.soak import cases
 from tests.soak.memory import MemoryTrace
 from tests.soak.models import make_setting
+from tests.soak.server import soak_server
 from tests.soak.texts import Counts, edge_distance, first_difference
 
 
@@ -27,6 +28,16 @@ def test_a_cache_that_reuses_too_much_is_noticed(monkeypatch):
     cases.run_case(make_setting(2, 2), counts, told.append)
     assert counts.unexplained and told
     assert "NOT EXPLAINED" in counts.unexplained[0].line() and "2:2" in counts.unexplained[0].line()
+
+
+@pytest.mark.heavy
+def test_a_server_under_load_has_no_problems():
+    """Every way of asking comes: it must be one that the server takes."""
+    served = soak_server(0, 0.15)
+    assert not served.problems
+    assert served.counts["status 200"] and all(
+        served.counts[way] for way in ("whole", "stream", "leave", "nonsense", "change")
+    )
 
 
 def test_settings_are_determined_by_seed_and_index():

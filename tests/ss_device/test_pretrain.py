@@ -297,14 +297,15 @@ def test_a_missing_file_is_named_before_a_run_is_replaced(recipe, tmp_path):
     ("entry", "value", "words"),
     [
         ("first_step", 3, "not come to"),
-        ("first_step", 1e308, "not come to"),
+        ("first_step", 1e308, "Expected 'int', got 'float' - at 'stretch.first_step'"),
         ("before", 1e9, "not come to"),
-        ("first_step", -1, "not come to"),
-        ("steps", 1e12, "at most"),
+        ("first_step", -1, "must not begin before the run"),
+        ("before", -1.0, "must not begin before the run"),
+        ("steps", 10**12, "at most"),
         ("minutes", 1e300, "at most"),
         ("minutes", -1, "at most"),
         ("steps", 0, "so many steps or minutes"),
-        ("hold", 0.5, "hold is 0.5"),
+        ("hold", 0.5, "Expected 'bool', got 'float' - at 'stretch.hold'"),
     ],
 )
 def test_a_stretch_that_cannot_be_is_named(recipe, tmp_path, entry, value, words):
