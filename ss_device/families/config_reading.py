@@ -40,6 +40,7 @@ def sizes(config: dict, head_dim: int | None = None, kv_heads: int | None = None
     head_dim, kv_heads: the family's default where the config names none (None: hidden_size / heads, and
     as many as heads).
     """
+    _check_dropouts(config)
     if not config.get("quantization"):  # MLX's, which repeats it under the other name
         refuse(config, quantization_config=None)
     try:
@@ -61,6 +62,15 @@ def sizes(config: dict, head_dim: int | None = None, kv_heads: int | None = None
         "bos_id": config.get("bos_token_id"),
         "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     }
+
+
+def _check_dropouts(config: dict) -> None:
+    """Raise UserError for a share of dropped features outside [0, 1): transformers trains with them."""
+    for name, share in config.items():
+        if not name.endswith(("dropout", "pdrop", "layerdrop")) or share is None:
+            continue
+        if type(share) not in (int, float) or not 0 <= share < 1:
+            raise UserError(f"config.json: setting '{name}' = {share!r:.80} is not in [0, 1)")
 
 
 def activation(config: dict, name: str, default: str) -> str:

@@ -59,8 +59,9 @@ def model_of(
     """A frozen Hugging Face model in evaluation mode with these canonical weights, asked for one by one."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
-    fill(model, weights, architecture)
+    with library_errors("transformers cannot build this base model"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).to(getattr(torch, dtype))
+        fill(model, weights, architecture)
     return model.eval().requires_grad_(False)
 
 

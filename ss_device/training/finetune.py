@@ -128,7 +128,9 @@ def _step(model, optimizer, documents, rate: float) -> float:
         group["lr"] = rate
     device = next(model.parameters()).device
     ids, weights = (torch.from_numpy(a).to(device) for a in collate(documents, 0, 0.0))
-    loss = weighted_loss(model(input_ids=ids, use_cache=False).logits, ids, weights)
+    with library_errors("transformers cannot run the base model"):
+        logits = model(input_ids=ids, use_cache=False).logits
+    loss = weighted_loss(logits, ids, weights)
     if not torch.isfinite(loss):
         raise NotFinite(
             "the loss is not finite; lower the learning rate (at the first steps: check the base's weights)"

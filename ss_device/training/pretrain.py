@@ -238,6 +238,10 @@ def started_model(recipe: Recipe, start: Path) -> LlamaForCausalLM:
     """The model in `start` in float32; UserError when its shape is not the recipe's."""
     if not (start / "config.json").is_file():
         raise UserError(f"{start}: no base model here (config.json is missing)")
+    try:
+        read_architecture(read_json(start / "config.json"))
+    except UserError as error:
+        raise UserError(f"{start}: {error}") from error
     with library_errors(f"{start}: transformers cannot load this base model"):
         model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32, use_safetensors=True)
     _check_shape(model, recipe, start)

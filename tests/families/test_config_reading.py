@@ -31,6 +31,9 @@ REFUSED = [
     ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("llama", {"attention_dropout": 1e6}, "attention_dropout"),
+    ("phi", {"resid_pdrop": -0.1}, "resid_pdrop"),
+    ("opt", {"layerdrop": "0.1"}, "layerdrop"),
 ]
 
 

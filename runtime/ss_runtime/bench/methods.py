@@ -11,7 +11,7 @@ from ss_device.base_model import open_base, weight_files
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Drafter, Step, StepModel, decode
 from ss_device.draft_policy import AdaptiveDrafter
-from ss_device.errors import UserError, one_line
+from ss_device.errors import UserError, library_errors, one_line
 from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
 from ss_device.strict_json import read_json
 from ss_runtime.backends import fastest_stream_rows, hugging_face_model, open_backend
@@ -168,13 +168,20 @@ def _base_folder(setting: Setting, method: str) -> Path:
 
 
 def _draft_folder(setting: Setting, method: str) -> Path:
-    """The small model's folder, with the files that loading it takes."""
+    """The small model's folder, with the files that loading it takes.
+
+    Its vocabulary must be as large as the bundle's: mlx-lm looks each model's tokens up in the other's
+    embedding, and MLX reads out of bounds without a word.
+    """
     folder = setting.draft
     if folder is None:
         raise UserError(f"method '{method}' needs a small model with the same tokenizer: give --draft")
     if not folder.is_dir():
         raise UserError(f"--draft {folder}: no such folder")
-    read_json(folder / "config.json")
+    found = read_json(folder / "config.json").get("vocab_size")
+    wanted = setting.bundle.manifest.architecture.vocab_size
+    if found != wanted:
+        raise UserError(f"--draft {folder}: vocab_size is {found!r:.80}, the bundle's is {wanted}")
     weight_files(folder)
     return folder
 
@@ -194,16 +201,16 @@ def _mlx_lm(setting: Setting, with_draft: bool) -> Method:
         from mlx_lm import load, stream_generate
     except ImportError as error:
         raise UserError(f"mlx-lm cannot be loaded: {one_line(error)}") from error
+    no_code = {"tokenizer_config": {"trust_remote_code": False}, "trust_remote_code": False}
     folder = _base_folder(setting, "mlx-lm-draft" if with_draft else "mlx-lm")
     draft = _draft_folder(setting, "mlx-lm-draft") if with_draft else None
-    model, tokenizer = load(str(folder), model_config=_old_rope_names(folder))
+    with library_errors(f"{folder}: mlx-lm cannot load this base model"):
+        model, tokenizer = load(str(folder), model_config=_old_rope_names(folder), **no_code)
     model.set_dtype(getattr(mx, setting.dtype))
     options = {}
     if draft is not None:
-        try:
-            options["draft_model"], _ = load(str(draft), model_config=_old_rope_names(draft))
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise UserError(f"--draft {draft}: cannot be loaded ({one_line(error)})") from error
+        with library_errors(f"--draft {draft}: cannot be loaded"):
+            options["draft_model"], _ = load(str(draft), model_config=_old_rope_names(draft), **no_code)
         options["draft_model"].set_dtype(getattr(mx, setting.dtype))
         options["num_draft_tokens"] = setting.draft_tokens
     tokenizer.eos_token_ids = set(setting.stop_ids)
@@ -235,16 +242,14 @@ def _hugging_face(name: str, setting: Setting) -> Method:
         options["prompt_lookup_num_tokens"] = 10
     if name == "hf-assisted":
         draft = _draft_folder(setting, name)
-        try:
+        with library_errors(f"--draft {draft}: cannot be loaded"):
             assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=kind, **NO_CODE)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"--draft {draft}: cannot be loaded ({one_line(error)})") from error
         options["assistant_model"] = assistant.eval()
 
     def run(prompt: Sequence[int], max_tokens: int) -> Run:
         ids = torch.tensor([list(prompt)])
         start = time.perf_counter()
-        with torch.no_grad():
+        with torch.no_grad(), library_errors(f"method '{name}': transformers cannot run this model"):
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **options
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 
 import mlx.core as mx
@@ -277,6 +278,30 @@ def test_one_command_runs_every_adapter_of_a_bundle(mlx_base, tmp_path, capsys):
         assert result["adapter"] == app and result["methods"]["ss"]["token_exact"] == 1
     assert main([*command, "--output", str(tmp_path / "out.json")]) == 2
     assert "--output" in (error := capsys.readouterr().err) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("method", ["mlx-lm-draft", "hf-assisted"])
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"model_file": "evil.py"}, None),
+        ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}, "model_type": "unheard"}, "cannot be loaded"),
+        ({"vocab_size": 299}, "vocab_size is 299, the bundle's is"),
+    ],
+)
+def test_a_draft_model_is_data(bundle, mlx_base, rows, tmp_path, capsys, monkeypatch, method, entry, says):
+    """No Python file of its folder runs, nobody is asked whether to, and its tokens are the bundle's."""
+    draft = shutil.copytree(mlx_base.path, tmp_path / "draft")
+    (draft / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').write('ran')\n")
+    raw = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(raw | entry))
+    monkeypatch.setattr("builtins.input", lambda *_: "yes")
+    command = ["run", str(bundle.path), "--input", str(rows), "--dtype", "float32", "--max-tokens", "2"]
+    command += ["--methods", f"plain,{method}", "--base", str(mlx_base.path), "--draft", str(draft)]
+    status, error = main(command), capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    says = says or ("cannot be loaded" if method == "mlx-lm-draft" else "")
+    assert status == (2 if says else 0) and says in error and error.count("\n") <= 1, error
 
 
 def test_bad_input_is_one_line(bundle, rows, tmp_path, capsys):
