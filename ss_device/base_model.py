@@ -13,7 +13,7 @@ from ss_device.architecture import Architecture
 from ss_device.checkpoint_weights import CheckpointWeights, checkpoint_tensors
 from ss_device.errors import UserError
 from ss_device.families import read_architecture
-from ss_device.files import sha256
+from ss_device.files import check_plain, sha256
 from ss_device.hub import download_base, is_hub_id
 from ss_device.names import inside
 from ss_device.strict_json import read_json, typed
@@ -69,6 +69,7 @@ def open_base(path: Path | str) -> BaseFolder:
     Raises UserError that names what is missing: folder, config.json, weights or tokenizer.json.
     """
     path, name = _located(Path(path))
+    check_plain(path)
     config = read_json(path / "config.json")
     try:
         architecture = read_architecture(config)

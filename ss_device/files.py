@@ -24,6 +24,16 @@ def sha256(*paths: Path) -> str:
     return digest.hexdigest()
 
 
+def check_plain(folder: Path) -> None:
+    """Raise UserError for a pipe, socket or device in a folder that a library is about to read.
+
+    A library that opens one waits forever, or reads without end.
+    """
+    for entry in sorted(folder.iterdir()):
+        if entry.exists() and not entry.is_file() and not entry.is_dir():
+            raise UserError(f"{entry}: no plain file")
+
+
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Tensors of a safetensors file. A missing, truncated or foreign file is a UserError."""
     if not path.is_file():

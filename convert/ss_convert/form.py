@@ -90,4 +90,9 @@ def form_of_bundle(bundle: Bundle, form: Form) -> Form:
         if value is not None and value != raw[name]:
             flag = flag_of(name)
             raise UserError(f"{bundle.path}: was made with {flag} {raw[name]}, not {value}; leave it out")
-    return typed(Form, raw, f"{bundle.path}: form")
+    made = typed(Form, raw, f"{bundle.path}: form")
+    if (made.lora == "inputs") != bool(made.lora_rank):
+        raise UserError(
+            f"{bundle.path}: form: lora '{made.lora}' and lora_rank {made.lora_rank} contradict"
+        )
+    return made

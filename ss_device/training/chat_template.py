@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from ss_device.application import Application
 from ss_device.conversation import Message
 from ss_device.errors import UserError, library_errors
-
-
-@contextmanager
-def _stdout_is_ours() -> Iterator[None]:
-    """What native code prints goes nowhere: tokenizers' Rust says on stdout which entries of
-    tokenizer.json it does not know, in the middle of what `--json` writes."""
-    sys.stdout.flush()
-    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
-        os.close(nowhere)
+from ss_device.native_output import native_output_dropped
 
 
 def with_tokenizer_template(app: Application, base: Path) -> Application:
@@ -38,7 +20,7 @@ def with_tokenizer_template(app: Application, base: Path) -> Application:
         return app
     from transformers import PreTrainedTokenizerFast
 
-    with library_errors(f"{base}: transformers cannot read this tokenizer"), _stdout_is_ours():
+    with library_errors(f"{base}: transformers cannot read this tokenizer"), native_output_dropped():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     if not tokenizer.chat_template:
         raise UserError(f"{base}: the tokenizer has no chat template; give the turns in app.toml")

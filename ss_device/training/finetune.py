@@ -16,6 +16,7 @@ from ss_device.application import Application
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import NotFinite, UserError, library_errors
+from ss_device.files import check_plain
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
 from ss_device.reference.stream_model import add_lora, load_base
 from ss_device.strict_json import read_json, typed
@@ -164,6 +165,7 @@ def load_lora(base: BaseFolder, folder: Path) -> torch.nn.Module:
     """
     if not (folder / "adapter_model.safetensors").is_file():
         raise UserError(f"{folder}: not a PEFT folder (no adapter_model.safetensors)")
+    check_plain(folder)
     if (folder / RECORD_FILE).is_file():
         trained = _table(read_json(folder / RECORD_FILE), "base", folder)
         if trained.get("sha256") != base.identity.sha256:

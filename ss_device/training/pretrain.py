@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ss_device.errors import UserError, library_errors
 from ss_device.families import read_architecture
+from ss_device.files import check_plain
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only, recover_folder
 from ss_device.strict_json import read_json, typed
 from ss_device.tokenizer_file import read_tokenizer
@@ -238,6 +239,7 @@ def started_model(recipe: Recipe, start: Path) -> LlamaForCausalLM:
     """The model in `start` in float32; UserError when its shape is not the recipe's."""
     if not (start / "config.json").is_file():
         raise UserError(f"{start}: no base model here (config.json is missing)")
+    check_plain(start)
     try:
         read_architecture(read_json(start / "config.json"))
     except UserError as error:

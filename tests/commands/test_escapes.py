@@ -130,6 +130,23 @@ def test_a_pipe_in_a_run_is_not_waited_for(own_models, tmp_path, capsys):
     assert "log.jsonl: is no plain file" in capsys.readouterr().err
 
 
+def test_a_pipe_in_a_models_folder_is_not_waited_for(own_models, tmp_path, capsys):
+    """Libraries open files that no command of ours names, the tokenizer's settings among them."""
+    base = own_models / "base" / "tiny-base"
+    os.mkfifo(base / "special_tokens_map.json")
+    for words in (training(own_models, tmp_path, "adapter"), training(own_models, tmp_path, "lora")):
+        assert ss_train([*words, "--output", str(tmp_path / "new")]) == 2
+        assert "special_tokens_map.json: no plain file" in capsys.readouterr().err
+    assert convert(own_models, "--adapter", "tiny", "--output", tmp_path / "out", *SMALL) == 2
+    assert "special_tokens_map.json: no plain file" in capsys.readouterr().err
+
+
+def test_a_bundles_form_that_contradicts_itself_is_named(bundle, own_models, capsys):
+    edit(bundle / "manifest.json", lambda raw: raw["made"]["form"].update(lora_rank=8))
+    assert convert(own_models, "--adapter", "tiny", "--into", bundle) == 2
+    assert f"{bundle}: form: lora 'baked' and lora_rank 8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["base", "adapter", "lora"])
 @pytest.mark.parametrize("name", ["log.jsonl", "checkpoint"])
 def test_a_run_is_not_written_through_a_link(own_models, tmp_path, capsys, kind, name):

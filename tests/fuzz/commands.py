@@ -164,6 +164,23 @@ COMMANDS = {
             "--json",
         ),
     ),
+    "bench drafts": Command(
+        "ss-bench",
+        (
+            "run",
+            *FEW_PROMPTS,
+            "--methods",
+            "plain,mlx-lm-draft,hf-assisted",
+            "--base",
+            "models/base/tiny-base",
+            "--draft",
+            "models/base/sharded-base",
+            "--dtype",
+            "float32",
+            "--json",
+        ),
+        0.3,
+    ),
     "bench tune": Command(
         "ss-bench",
         (

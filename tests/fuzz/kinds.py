@@ -115,9 +115,15 @@ KINDS = {
     "shards": Kind(
         "tensors",
         (f"{SHARDED}/model-00001-of-00002.safetensors", f"{SHARDED}/model-00002-of-00002.safetensors"),
-        ("convert sharded",),
+        ("convert sharded", "bench drafts"),
     ),
-    "shard index": Kind("json", (f"{SHARDED}/model.safetensors.index.json",), ("convert sharded",)),
+    "shard index": Kind(
+        "json", (f"{SHARDED}/model.safetensors.index.json",), ("convert sharded", "bench drafts")
+    ),
+    "draft config": Kind("json", (f"{SHARDED}/config.json",), ("bench drafts",)),
+    "draft tokenizer": Kind(
+        "json", (f"{SHARDED}/tokenizer.json", f"{SHARDED}/tokenizer_config.json"), ("bench drafts",), 0.5
+    ),
     "packed base": Kind("tensors", ("models/base/packed-base/model.safetensors",), ("convert packed",)),
     "packed base config": Kind("json", ("models/base/packed-base/config.json",), ("convert packed",), 0.5),
     "packed bundle": Kind("tensors", ("packed/mlx/base.safetensors",), ("generate packed",)),

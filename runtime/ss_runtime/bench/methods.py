@@ -9,9 +9,12 @@ from pathlib import Path
 
 from ss_device.base_model import open_base, weight_files
 from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.checkpoint_weights import stored_tensors
 from ss_device.decoding import Drafter, Step, StepModel, decode
 from ss_device.draft_policy import AdaptiveDrafter
 from ss_device.errors import UserError, library_errors, one_line
+from ss_device.files import check_plain
+from ss_device.native_output import native_output_dropped
 from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
 from ss_device.strict_json import read_json
 from ss_runtime.backends import fastest_stream_rows, hugging_face_model, open_backend
@@ -178,11 +181,13 @@ def _draft_folder(setting: Setting, method: str) -> Path:
         raise UserError(f"method '{method}' needs a small model with the same tokenizer: give --draft")
     if not folder.is_dir():
         raise UserError(f"--draft {folder}: no such folder")
+    check_plain(folder)
     found = read_json(folder / "config.json").get("vocab_size")
     wanted = setting.bundle.manifest.architecture.vocab_size
     if found != wanted:
         raise UserError(f"--draft {folder}: vocab_size is {found!r:.80}, the bundle's is {wanted}")
-    weight_files(folder)
+    for file in weight_files(folder):
+        stored_tensors(file)  # MLX's own reader trusts the offsets of a header
     return folder
 
 
@@ -198,19 +203,23 @@ def _mlx_lm(setting: Setting, with_draft: bool) -> Method:
     """mlx-lm's own `stream_generate`, with its draft-model decoding on request."""
     try:
         import mlx.core as mx
-        from mlx_lm import load, stream_generate
+        from mlx_lm import stream_generate
+        from mlx_lm.utils import load_model, load_tokenizer
     except ImportError as error:
         raise UserError(f"mlx-lm cannot be loaded: {one_line(error)}") from error
-    no_code = {"tokenizer_config": {"trust_remote_code": False}, "trust_remote_code": False}
     folder = _base_folder(setting, "mlx-lm-draft" if with_draft else "mlx-lm")
     draft = _draft_folder(setting, "mlx-lm-draft") if with_draft else None
-    with library_errors(f"{folder}: mlx-lm cannot load this base model"):
-        model, tokenizer = load(str(folder), model_config=_old_rope_names(folder), **no_code)
+
+    def loaded(of: Path):
+        return load_model(of, model_config=_old_rope_names(of), trust_remote_code=False)[0]
+
+    with library_errors(f"{folder}: mlx-lm cannot load this base model"), native_output_dropped():
+        model, tokenizer = loaded(folder), load_tokenizer(folder, {"trust_remote_code": False})
     model.set_dtype(getattr(mx, setting.dtype))
     options = {}
     if draft is not None:
         with library_errors(f"--draft {draft}: cannot be loaded"):
-            options["draft_model"], _ = load(str(draft), model_config=_old_rope_names(draft), **no_code)
+            options["draft_model"] = loaded(draft)
         options["draft_model"].set_dtype(getattr(mx, setting.dtype))
         options["num_draft_tokens"] = setting.draft_tokens
     tokenizer.eos_token_ids = set(setting.stop_ids)
