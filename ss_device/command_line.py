@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ss_device.disk import refused
-from ss_device.errors import UserError, one_line
+from ss_device.errors import UserError, is_panic, one_line
 from ss_device.json_lines import read_json_lines, read_lines
 from ss_device.json_numbers import with_nulls
 
@@ -79,7 +79,9 @@ def run_command(
         return INTERRUPTED
     except SystemExit as exit_request:  # --help and --version of argparse
         return int(exit_request.code or 0)
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         if "--debug" in map(str, words):
             traceback.print_exc()
         status, message = _explained(error)
@@ -87,7 +89,7 @@ def run_command(
         return status
 
 
-def _explained(error: Exception) -> tuple[int, str]:
+def _explained(error: BaseException) -> tuple[int, str]:
     """Exit code and line of an error that ended a command."""
     if isinstance(error, UserError):
         return BAD_INPUT, one_line(error)

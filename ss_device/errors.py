@@ -25,8 +25,15 @@ def library_errors(what: str) -> Iterator[None]:
         yield
     except (UserError, MemoryError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise UserError(f"{what} ({one_line(error):.300})") from error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library's Rust code gave up: its class is none of Exception's."""
+    return type(error).__name__ == "PanicException"
 
 
 def one_line(error: BaseException) -> str:

@@ -1,23 +1,29 @@
-"""What native code of libraries prints, kept out of what a command writes on stdout."""
+"""What native code of libraries prints, kept out of what a command writes."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 
 @contextmanager
 def native_output_dropped() -> Iterator[None]:
-    """What native code prints goes nowhere: tokenizers' Rust says on stdout which entries of
-    tokenizer.json it does not know, in the middle of what `--json` writes."""
-    sys.stdout.flush()
-    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
+    """What native code prints goes nowhere.
+
+    tokenizers' Rust says on stdout which entries of tokenizer.json it does not know, in the middle of what
+    `--json` writes, and on stderr where in its code it gave up.
+    """
+    with ExitStack() as stack:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        stack.callback(os.close, nowhere)
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            if stream is None:  # the command was started with it closed
+                continue
+            stream.flush()
+            earlier = os.dup(number)
+            stack.callback(os.close, earlier)
+            os.dup2(nowhere, number)
+            stack.callback(os.dup2, earlier, number)
         yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
-        os.close(nowhere)

@@ -21,6 +21,7 @@ MORE = {
     "command_line.py": {"rich"},
     "outputs.py": {"filelock"},
     "tokenizer_file.py": {"tokenizers"},
+    "template_process.py": {"jinja2"},
     "hub.py": {"huggingface_hub"},
 }
 

@@ -83,14 +83,7 @@ class Detokenizer:
 
 def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
     """The tokenizer of a bundle. Raises UserError when tokenizer.json is missing or unreadable."""
-    from tokenizers import Tokenizer
+    from ss_device.tokenizer_file import read_tokenizer
 
-    path = bundle.path / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for every problem
-        raise UserError(f"{path}: not a readable tokenizer ({one_line(error)})") from error
     architecture = bundle.manifest.architecture
-    return BundleTokenizer(tokenizer, architecture.bos_id, architecture.vocab_size)
+    return BundleTokenizer(read_tokenizer(bundle.path), architecture.bos_id, architecture.vocab_size)

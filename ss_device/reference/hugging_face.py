@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,16 @@ from ss_device.base_model import BaseFolder
 from ss_device.errors import library_errors
 from ss_device.families import canonical_parts, fused_projections, names_of
 from ss_device.families.config_reading import FULL, SLIDING
+from ss_device.strict_json import read_json
 
 NO_CODE = {"trust_remote_code": False, "use_safetensors": True}
 """For transformers: run no Python file of a model's folder, and read no pickle."""
+
+SHARED_SETTINGS = {
+    "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "rope_parameters",
+    "rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "sliding_window_pattern",
+}  # fmt: skip
+"""Settings of models that are older spellings, or belong to all configs in some version of transformers."""
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -37,20 +45,35 @@ def load_base(base: BaseFolder, dtype: str = "float32") -> nn.Module:
 
     if base.is_packed:
         return model_of(plain_config(base.path), base.stored_weights(), base.architecture, dtype)
+    config = plain_config(base.path)
     with library_errors(f"{base.path}: transformers cannot load this base model"):
-        model = AutoModelForCausalLM.from_pretrained(base.path, dtype=getattr(torch, dtype), **NO_CODE)
+        model = AutoModelForCausalLM.from_pretrained(
+            base.path, config=config, dtype=getattr(torch, dtype), **NO_CODE
+        )
     return model.eval().requires_grad_(False)
 
 
 def plain_config(folder: Path):
-    """The folder's config as transformers reads it, without what other libraries say of quantization."""
-    from transformers import AutoConfig
+    """transformers' config of a model, from those entries of its config.json that shape the model.
 
-    with library_errors(f"{folder}: transformers cannot read this base model's config"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    return config
+    What transformers' configs have in common is left out: labels, outputs, generation, another library's
+    quantization. It would make the model return or take something else, or more memory than there is.
+    """
+    from transformers import CONFIG_MAPPING
+
+    raw = read_json(folder / "config.json")
+    with library_errors(f"{folder}: transformers cannot read this model's config"):
+        config_class = CONFIG_MAPPING[raw["model_type"]]
+        known = model_settings(config_class)
+        return config_class(**{name: value for name, value in raw.items() if name in known})
+
+
+def model_settings(config_class: type) -> frozenset[str]:
+    """Names of the settings that shape the models of a config class, older spellings included."""
+    from transformers import PretrainedConfig
+
+    own = set(signature(config_class).parameters) - set(signature(PretrainedConfig).parameters)
+    return frozenset(own | SHARED_SETTINGS) - {"use_cache"}
 
 
 def model_of(

@@ -9,7 +9,7 @@ from torch import nn
 
 from ss_device.base_model import BaseFolder
 from ss_device.errors import UserError
-from ss_device.reference.hugging_face import NO_CODE
+from ss_device.reference.hugging_face import NO_CODE, plain_config
 from ss_device.reference.stream_model import load_base
 from ss_device.training.schedule import AdapterSchedule
 
@@ -47,6 +47,7 @@ def _quantized(base: BaseFolder, device_index: int) -> nn.Module:
     )
     model = AutoModelForCausalLM.from_pretrained(
         base.path,
+        config=plain_config(base.path),
         quantization_config=settings,
         dtype=torch.bfloat16,
         device_map={"": device_index},

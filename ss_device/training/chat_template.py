@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ss_device.application import Application
+from ss_device.chat_template import read_chat_template
 from ss_device.conversation import Message
-from ss_device.errors import UserError, library_errors
-from ss_device.native_output import native_output_dropped
+from ss_device.errors import UserError
+from ss_device.template_process import TemplateProcess
 
 
 def with_tokenizer_template(app: Application, base: Path) -> Application:
@@ -18,16 +19,12 @@ def with_tokenizer_template(app: Application, base: Path) -> Application:
     """
     if app.chat is None or not app.chat.from_tokenizer:
         return app
-    from transformers import PreTrainedTokenizerFast
-
-    with library_errors(f"{base}: transformers cannot read this tokenizer"), native_output_dropped():
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
-    if not tokenizer.chat_template:
+    found = read_chat_template(base)
+    if found is None:
         raise UserError(f"{base}: the tokenizer has no chat template; give the turns in app.toml")
+    process = TemplateProcess(found)
 
     def render(messages: list[Message], open_next: bool) -> str:
-        raw = [{"role": m.role, "content": m.content} for m in messages]
-        with library_errors("the tokenizer's chat template refuses"):
-            return tokenizer.apply_chat_template(raw, tokenize=False, add_generation_prompt=open_next)
+        return process.render([{"role": m.role, "content": m.content} for m in messages], open_next)
 
     return replace(app, chat=replace(app.chat, render=render))

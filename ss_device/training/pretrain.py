@@ -17,6 +17,7 @@ from ss_device.errors import UserError, library_errors
 from ss_device.families import read_architecture
 from ss_device.files import check_plain
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only, recover_folder
+from ss_device.reference.hugging_face import model_settings, plain_config
 from ss_device.strict_json import read_json, typed
 from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training import explicit_attention
@@ -211,6 +212,8 @@ def trained_time(output: Path) -> TrainedTime | None:
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
     """A freshly initialised Llama of the recipe's shape (tied head), seeded by the recipe."""
     torch.manual_seed(recipe.seed)
+    if unknown := sorted(set(recipe.model) - model_settings(LlamaConfig)):
+        raise UserError(f"recipe '{recipe.name}': model: '{unknown[0]:.80}' is no setting of Llama models")
     with library_errors(f"recipe '{recipe.name}': model"):
         config = LlamaConfig(
             vocab_size=recipe.vocab_size,
@@ -245,7 +248,9 @@ def started_model(recipe: Recipe, start: Path) -> LlamaForCausalLM:
     except UserError as error:
         raise UserError(f"{start}: {error}") from error
     with library_errors(f"{start}: transformers cannot load this base model"):
-        model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32, use_safetensors=True)
+        model = LlamaForCausalLM.from_pretrained(
+            start, config=plain_config(start), dtype=torch.float32, use_safetensors=True
+        )
     _check_shape(model, recipe, start)
     return model
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from ss_device.application import load_application
+from ss_device.conversation import Message
 from ss_device.errors import UserError
 from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.command import main
@@ -154,6 +157,44 @@ def test_the_tokenizers_own_chat_template(folder, tmp_path, capfd):
     pieces = [tokenizer.decode(document.ids[a:b].tolist(), skip_special_tokens=False)
               for a, b in document.generated]  # fmt: skip
     assert pieces == ["yes<|eos|>", "no<|eos|>"]
+
+
+MORE_OF_JINJA = (
+    "{{ bos_token }}{%- for m in messages %}{% if loop.index > 4 %}{% break %}{% endif %}\n"
+    "    {%- if m.role == 'assistant' %}<{% generation %}{{ m.content | trim }}{% endgeneration %}>\n"
+    "    {%- else %}{{ {'é': m.content, 'n': [1]} | tojson }}{{ eos_token }}{% endif %}\n"
+    "{% endfor %}{{ strftime_now('%Y') | length }}{% if add_generation_prompt %}[next]{% endif %}"
+)
+
+
+def template_app(folder, base, template, tmp_path):
+    """An application whose conversations are rendered by `template`, in a copy of the base."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template,
+              "bos_token": "<|bos|>", "eos_token": "<|eos|>"}  # fmt: skip
+    shutil.copytree(folder / "base", base)
+    (base / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "app.toml").write_text('name = "t"\nkind = "chat"\n[chat]\ntemplate = "tokenizer"\n')
+    return with_tokenizer_template(load_application(str(tmp_path / "app.toml")), base)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MORE_OF_JINJA])
+def test_a_template_is_rendered_as_transformers_does(folder, tmp_path, template):
+    app = template_app(folder, tmp_path / "base", template, tmp_path)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "base")
+    turns = [Message(("user", "assistant")[i % 2], f" <turn> {i} ") for i in range(6)]
+    for count in range(1, 7):
+        raw = [{"role": m.role, "content": m.content} for m in turns[:count]]
+        for open_next in (False, True):
+            wanted = theirs.apply_chat_template(raw, tokenize=False, add_generation_prompt=open_next)
+            assert app.chat.render(turns[:count], open_next) == wanted
+
+
+def test_a_template_that_takes_too_much_is_ended(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("ss_device.template_process.SECONDS", 1.0)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}"
+    app = template_app(folder, tmp_path / "base", endless, tmp_path)
+    with pytest.raises(UserError, match="chat template took more than"):
+        app.chat.render([Message("user", "hi")], True)
 
 
 @pytest.mark.parametrize(

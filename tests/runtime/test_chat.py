@@ -72,7 +72,7 @@ FILLING = [
 @pytest.mark.parametrize("template", FILLING, ids=range(len(FILLING)))
 def test_a_template_that_takes_too_much_is_ended(bundle, monkeypatch, template):
     """Time and memory are bounded, nothing is left running, and the next conversation is answered."""
-    monkeypatch.setattr("ss_runtime.template_process.SECONDS", 1.0)
+    monkeypatch.setattr("ss_device.template_process.SECONDS", 1.0)
     chat = write_template(bundle, "{% if messages | length > 1 %}" + template + "{% else %}fine{% endif %}")
     started = time.monotonic()
     with pytest.raises(UserError, match="chat template (took more than|refuses)"):

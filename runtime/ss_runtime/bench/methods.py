@@ -240,7 +240,7 @@ def _hugging_face(name: str, setting: Setting) -> Method:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from ss_device.reference.hugging_face import NO_CODE
+        from ss_device.reference.hugging_face import NO_CODE, plain_config
     except ImportError as error:
         raise UserError(f"method '{name}' needs torch and transformers: {one_line(error)}") from error
     kind = getattr(torch, setting.dtype)
@@ -252,7 +252,9 @@ def _hugging_face(name: str, setting: Setting) -> Method:
     if name == "hf-assisted":
         draft = _draft_folder(setting, name)
         with library_errors(f"--draft {draft}: cannot be loaded"):
-            assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=kind, **NO_CODE)
+            assistant = AutoModelForCausalLM.from_pretrained(
+                draft, config=plain_config(draft), dtype=kind, **NO_CODE
+            )
         options["assistant_model"] = assistant.eval()
 
     def run(prompt: Sequence[int], max_tokens: int) -> Run:

@@ -11,9 +11,16 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar
 
+from ss_device.chat_template import ChatTemplate
 from ss_device.errors import UserError, one_line
 from ss_device.strict_json import decode_object
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import SandboxedEnvironment
 
 SECONDS = 5.0
 MEGABYTES = 512
@@ -24,18 +31,20 @@ TEXT_LIMIT = 1 << 24
 class TemplateProcess:
     """Renders one template again and again, by a process that starts at the first use and ends with us."""
 
-    def __init__(self, template: str, special: dict[str, str]) -> None:
-        self._template, self._special = template, special
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
         self._process: subprocess.Popen | None = None
         self._lock = threading.Lock()
 
-    def render(self, messages: list[dict]) -> str:
-        """The text of messages, dicts with `role` and `content`, up to where the assistant writes.
+    def render(self, messages: list[dict], open_next: bool = True) -> str:
+        """The text of messages, dicts with `role` and `content`.
+
+        open_next: up to where the assistant writes, not to the end of the last message.
 
         Raises UserError when the template refuses them, is no template, or needs too much time or memory.
         """
         with self._lock:
-            return self._answer({"messages": messages})
+            return self._answer({"messages": messages, "add_generation_prompt": open_next})
 
     def close(self) -> None:
         """End the process."""
@@ -74,8 +83,7 @@ class TemplateProcess:
             paths = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             command = [sys.executable, "-m", __name__]
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, env=paths)
-            first = {"template": self._template, "special": self._special}
-            self._process.stdin.write(json.dumps(first).encode() + b"\n")
+            self._process.stdin.write(json.dumps(asdict(self._template)).encode() + b"\n")
             self._process.stdin.flush()
             self._process.stdout.readline()  # its start does not count
         return self._process
@@ -85,28 +93,54 @@ def serve_requests() -> None:
     """Body of the process: a line with the template, then one line in and one line out per conversation."""
     limit_memory()
     first = json.loads(sys.stdin.buffer.readline())
-    import jinja2.sandbox  # noqa: F401
-
+    environment = template_environment()
     print("ready", flush=True)
     for line in sys.stdin.buffer:
-        answer = rendered(first["template"], first["special"], json.loads(line)["messages"])
+        answer = rendered(environment, first["template"], first["special"] | json.loads(line))
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 
-def rendered(template: str, special: dict[str, str], messages: list[dict]) -> dict[str, str]:
-    """`text`, or `error` in one line."""
-    from jinja2 import TemplateError
+def template_environment() -> SandboxedEnvironment:
+    """Jinja's sandbox with what transformers adds to it for chat templates."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` … `{% endgeneration %}` around what an assistant wrote: no text of its own."""
+
+        tags: ClassVar = {"generation"}
+
+        def parse(self, parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(
+                parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line
+            )
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
     environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = to_json
+    return environment
+
+
+def to_json(value: object, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """JSON without Jinja's escapes for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def rendered(environment: SandboxedEnvironment, template: str, variables: dict) -> dict[str, str]:
+    """`text`, or `error` in one line."""
     try:
-        made = environment.from_string(template)
-        text = made.render(messages=messages, add_generation_prompt=True, **special)
+        text = environment.from_string(template).render(**variables)
     except Exception as error:  # a template can raise whatever Python's operators do
         return {"error": f"{one_line(error):.300}"}
     if len(text) > TEXT_LIMIT:
