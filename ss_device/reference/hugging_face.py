@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from ss_device.architecture import Architecture
 from ss_device.base_model import BaseFolder
-from ss_device.errors import library_errors
+from ss_device.errors import UserError, library_errors
 from ss_device.families import canonical_parts, fused_projections, names_of
 from ss_device.families.config_reading import FULL, SLIDING
 from ss_device.strict_json import read_json
@@ -62,8 +62,11 @@ def plain_config(folder: Path):
     from transformers import CONFIG_MAPPING
 
     raw = read_json(folder / "config.json")
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise UserError(f"{folder / 'config.json'}: model type {kind!r:.80} is unknown to transformers")
     with library_errors(f"{folder}: transformers cannot read this model's config"):
-        config_class = CONFIG_MAPPING[raw["model_type"]]
+        config_class = CONFIG_MAPPING[kind]
         known = model_settings(config_class)
         return config_class(**{name: value for name, value in raw.items() if name in known})
 

@@ -285,7 +285,7 @@ def test_one_command_runs_every_adapter_of_a_bundle(mlx_base, tmp_path, capsys):
     ("entry", "says"),
     [
         ({"model_file": "evil.py"}, None),
-        ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}, "model_type": "unheard"}, "cannot be loaded"),
+        ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}, "model_type": "unheard"}, "unheard"),
         ({"vocab_size": 299}, "vocab_size is 299, the bundle's is"),
     ],
 )
