@@ -11,6 +11,7 @@ from tests.fuzz.byte_mutations import mutate_bytes, mutate_gzip
 from tests.fuzz.commands import COMMANDS, Command
 from tests.fuzz.json_mutations import mutate_json
 from tests.fuzz.kinds import KINDS
+from tests.fuzz.library_settings import SETTINGS, set_library_setting
 from tests.fuzz.place_mutations import UNREADABLE, choose_place, replace_file
 from tests.fuzz.sandbox import Sandbox
 from tests.fuzz.sealing import seal
@@ -19,6 +20,8 @@ from tests.fuzz.toml_mutations import mutate_toml
 
 # How often a file is replaced by something else, damaged as bytes, or (else) in a way of its format.
 PLACE_SHARE, BYTES_SHARE, SEALED_SHARE = 0.06, 0.22, 0.85
+# Of files that libraries read, how often one of their settings is put in.
+SETTING_SHARE = 0.3
 PIPE_SECONDS = 4.0
 
 
@@ -79,7 +82,10 @@ def damage(case: Case, sandbox: Sandbox) -> str:
         what = case.place
     else:
         data = path.read_bytes()
-        changed, what = _changed(data, KINDS[case.kind].format, rng, _others(case, sandbox))
+        if path.name in SETTINGS and rng.random() < SETTING_SHARE:
+            changed, what = set_library_setting(path.name, data, rng)
+        else:
+            changed, what = _changed(data, KINDS[case.kind].format, rng, _others(case, sandbox))
         path.unlink()
         path.write_bytes(changed.replace(b"@ROOT@", str(sandbox.root).encode()))
         if changed == data:
