@@ -25,6 +25,7 @@ NO_CODE = {"trust_remote_code": False, "use_safetensors": True}
 SHARED_SETTINGS = {
     "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "rope_parameters",
     "rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "sliding_window_pattern",
+    "_sliding_window_pattern",
 }  # fmt: skip
 """Settings of models that are older spellings, or belong to all configs in some version of transformers."""
 

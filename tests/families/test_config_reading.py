@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
 from ss_device.families import FAMILIES, read_architecture
+from ss_device.reference.hugging_face import plain_config
 from ss_device.rotary import attention_factor, inverse_frequencies
 from tests.families.tiny import CASES, COMMON
 
@@ -48,6 +49,39 @@ def test_a_setting_that_is_not_covered_is_named(family, settings, name):
     with pytest.raises(UserError, match=name):
         read_architecture({**SMALL, "model_type": family, **settings})
     assert read_architecture({**SMALL, "model_type": family}).family == family
+
+
+LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+OTHER = {"architectures": ["X"], "return_dict": False, "num_labels": 7, "use_cache": False, "max_length": 5}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("llama", {"rope_theta": 5e5, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64}}),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "mlp_bias": True, "head_dim": 8}),
+        ("mistral", {"sliding_window": 16, "rope_theta": 1e6, "tie_word_embeddings": True}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+        ("phi", {"partial_rotary_factor": 0.5, "rope_theta": 5e3}),
+        ("phi3", {"rope_scaling": LONG, "original_max_position_embeddings": 64, "sliding_window": 32}),
+        ("opt", {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "enable_bias": True}),
+        ("gemma2", {"query_pre_attn_scalar": 100, "sliding_window": 16}),
+        ("gemma3_text", {"sliding_window_pattern": 2, "rope_local_base_freq": 1e4, "rope_theta": 1e6}),
+        ("gemma3_text", {"_sliding_window_pattern": 3, "sliding_window": 16}),
+    ],
+)
+def test_transformers_gets_what_shapes_the_model_and_no_more(family, settings, tmp_path):
+    """Its own reader makes the same config of a file without the entries that are left out."""
+    path = tmp_path / "config.json"
+    raw = {**COMMON, "num_attention_heads": 8, "hidden_size": 128, "model_type": family, **settings}
+    raw |= {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 4}
+    raw |= {"ffn_dim": 50} if family == "opt" else {"intermediate_size": 50}
+    path.write_text(json.dumps(raw))
+    wanted = AutoConfig.from_pretrained(tmp_path).to_dict() | {"_name_or_path": ""}
+    path.write_text(json.dumps(raw | OTHER))
+    assert plain_config(tmp_path).to_dict() | {"_name_or_path": ""} == wanted
 
 
 def test_a_missing_size_is_named():
