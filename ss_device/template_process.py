@@ -11,8 +11,10 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from ss_device.chat_template import ChatTemplate
@@ -20,6 +22,7 @@ from ss_device.errors import UserError, one_line
 from ss_device.strict_json import decode_object
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from jinja2.sandbox import SandboxedEnvironment
 
 SECONDS = 5.0
@@ -93,10 +96,10 @@ def serve_requests() -> None:
     """Body of the process: a line with the template, then one line in and one line out per conversation."""
     limit_memory()
     first = json.loads(sys.stdin.buffer.readline())
-    environment = template_environment()
+    compiled = cache(template_environment().from_string)
     print("ready", flush=True)
     for line in sys.stdin.buffer:
-        answer = rendered(environment, first["template"], first["special"] | json.loads(line))
+        answer = rendered(lambda: compiled(first["template"]), first["special"] | json.loads(line))
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
 
@@ -137,10 +140,10 @@ def to_json(value: object, ensure_ascii=False, indent=None, separators=None, sor
     )
 
 
-def rendered(environment: SandboxedEnvironment, template: str, variables: dict) -> dict[str, str]:
-    """`text`, or `error` in one line."""
+def rendered(template: Callable[[], Template], variables: dict) -> dict[str, str]:
+    """`text`, or `error` in one line. template: makes the compiled one, or raises what is wrong with it."""
     try:
-        text = environment.from_string(template).render(**variables)
+        text = template().render(**variables)
     except Exception as error:  # a template can raise whatever Python's operators do
         return {"error": f"{one_line(error):.300}"}
     if len(text) > TEXT_LIMIT:
