@@ -299,7 +299,7 @@ def _check_adapters(path: Path, manifest: Manifest) -> None:
 
 
 def _check_sizes(entry: BundledAdapter, where: str) -> None:
-    """Every count at least 1, and kept nodes at most those of a tree, which the context holds."""
+    """Every count at least 1; kept nodes at most those of a tree, which functions and context hold."""
     counts = {"max_tokens": entry.max_tokens, "num_nodes": entry.num_nodes}
     for functions in filter(None, (entry.coreml, entry.mlxfn)):
         counts["chunk"] = functions.chunk
@@ -307,6 +307,10 @@ def _check_sizes(entry: BundledAdapter, where: str) -> None:
         if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
             raise UserError(
                 f"{where}: {sizes[0]} kept of {sizes[1]} nodes in a context of {sizes[2]} tokens"
+            )
+        if entry.num_nodes > functions.num_nodes:
+            raise UserError(
+                f"{where}: {entry.num_nodes} nodes, its functions take at most {functions.num_nodes}"
             )
         if functions.prune_over not in PRUNE_OVER:
             raise UserError(

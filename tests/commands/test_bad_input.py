@@ -140,6 +140,16 @@ def test_unknown_adapter_of_a_bundle(refuses, bundle):
     refuses(ss_generate, *arguments, says=("no adapter 'sqlctx'", "found: tiny"))
 
 
+def test_more_nodes_than_the_functions_take(refuses, copied):
+    file = copied / "manifest.json"
+    raw = json.loads(file.read_text())
+    taken = raw["adapters"]["tiny"]["coreml"]["num_nodes"]
+    raw["adapters"]["tiny"]["num_nodes"] = taken + 2
+    file.write_text(json.dumps(raw))
+    says = ("manifest.json: adapter 'tiny'", f"{taken + 2} nodes", f"at most {taken}")
+    refuses(ss_generate, "--bundle", copied, "--prompt", "a", "--backend", "executor", says=says)
+
+
 def test_truncated_file_of_a_bundle(refuses, copied):
     file = copied / "mlx" / "base.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
