@@ -53,7 +53,18 @@ PROTECTED = (
     "work/runs/lora/",
     "work/runs/base/",
 )
-NAMES = ("tiny", "second", "shared", "sharded", "wide", "pair", "talk", "bundle", "packed", "the prompt has")
+NAMES = (
+    "tiny",
+    "second",
+    "shared",
+    "sharded",
+    "wide",
+    "pair",
+    "talk",
+    "bundle",
+    "packed",
+    "the prompt has",
+)
 
 
 @dataclass(frozen=True)
