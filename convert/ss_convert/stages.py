@@ -13,7 +13,11 @@ RECORD = "stages.json"
 
 
 class Stages:
-    """Runs stages, remembers finished ones in the partial folder, forgets them for other inputs."""
+    """Runs stages, remembers finished ones in the partial folder, forgets them for other inputs.
+
+    What lies in the folder and is of no finished stage goes when a run begins: an interrupted stage leaves
+    files half written, also under names that libraries choose.
+    """
 
     def __init__(self, folder: Path, inputs: str, report: Callable[[str], None]) -> None:
         self._file = folder / RECORD
@@ -24,10 +28,9 @@ class Stages:
         self.notes: list[str] = []
         self._record = self._read()
         if self._record.get("inputs") != inputs:
-            for entry in folder.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            self._record = {"inputs": inputs, "done": {}}
-            self._write()
+            self._record = {"inputs": inputs, "done": {}, "files": []}
+        self._remove_others(folder, {*self._record["files"], RECORD})
+        self._write()
 
     def run(self, name: str, work: Callable[[], dict], subfolder: str | None = None) -> dict:
         """The stage's result (JSON), from an earlier run or from `work`, which fills `subfolder`."""
@@ -42,6 +45,11 @@ class Stages:
         result = work()
         self.seconds[name] = round(time.perf_counter() - started, 2)
         done[name] = result
+        self._record["files"] = [
+            path.relative_to(self._folder).as_posix()
+            for path in self._folder.rglob("*")
+            if not path.is_dir()
+        ]
         self._write()
         return result
 
@@ -51,9 +59,20 @@ class Stages:
 
     def _read(self) -> dict:
         try:
-            return json.loads(self._file.read_text())
+            found = json.loads(self._file.read_text())
         except (OSError, ValueError):
             return {}
+        return found if isinstance(found, dict) and "files" in found else {}
+
+    def _remove_others(self, folder: Path, known: set[str]) -> None:
+        """Delete what is not `known` in a folder, and folders that held nothing else."""
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                self._remove_others(entry, known)
+                if not any(entry.iterdir()):
+                    entry.rmdir()
+            elif entry.relative_to(self._folder).as_posix() not in known:
+                entry.unlink()
 
     def _write(self) -> None:
         temporary = self._file.with_suffix(".new")

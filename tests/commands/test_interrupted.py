@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import signal
@@ -72,6 +73,24 @@ def test_killed_conversion_leaves_no_bundle_and_the_next_run_succeeds(
     assert json.loads(capsys.readouterr().out)["reused"] == finished
     open_bundle(output, verify=True)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_library_left_half_written_is_not_published(capsys, models, tmp_path):
+    """safetensors writes under a name of its own first: a kill leaves that file in the stage's folder."""
+    output, whole = tmp_path / "out", tmp_path / "whole"
+    arguments = arguments_for(models, output, "--target", "mlx")
+    killed = run_python(KILLED.format(module="ss_device.trace", function="save_file"), arguments)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    partial = tmp_path / ".out.partial"
+    for name in ("golden/.tmpz1uW3R", "mlx/.tmpz1uW3R", "new/.tmpz1uW3R", ".tmpz1uW3R"):
+        (partial / name).parent.mkdir(exist_ok=True)
+        (partial / name).write_bytes(b"half")
+    assert ss_convert([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reused"] == ["mlx"]
+    assert ss_convert(arguments_for(models, whole, "--target", "mlx")) == 0
+    assert not filecmp.dircmp(output, whole).diff_files
+    listed = [sorted(p.relative_to(d) for p in d.rglob("*")) for d in (output, whole)]
+    assert listed[0] == listed[1]
 
 
 def test_killed_from_outside_at_any_moment(models, tmp_path):
