@@ -19,7 +19,6 @@ def write(plan: Plan, planned: PlannedAdapter, folder: Path) -> dict:
     weights, `coreml` (the weights read back from the package); notes.
     """
     stem = f"golden/{planned.app}"
-    (folder / "golden").mkdir(exist_ok=True)
     nothing = {"base": None, "coreml": None}
     if not plan.golden:
         return nothing | {"notes": ["golden traces left out (--no-golden)"]}
@@ -53,7 +52,6 @@ def _write_stored(plan: Plan, planned: PlannedAdapter, folder: Path) -> str:
     from ss_convert.stored_weights import stored_weights
 
     stem = f"{STORED}/{planned.app}"
-    (folder / STORED).mkdir(exist_ok=True)
     architecture = plan.base.architecture
     packages = [folder / package for package in plan.packages]
     step = functions_of(planned.app, planned.options)[1]
