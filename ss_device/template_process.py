@@ -144,6 +144,8 @@ def rendered(template: Callable[[], Template], variables: dict) -> dict[str, str
     """`text`, or `error` in one line. template: makes the compiled one, or raises what is wrong with it."""
     try:
         text = template().render(**variables)
+    except MemoryError:
+        return {"error": f"it needs more than {MEGABYTES} MB"}
     except Exception as error:  # a template can raise whatever Python's operators do
         return {"error": f"{one_line(error):.300}"}
     if len(text) > TEXT_LIMIT:

@@ -191,9 +191,12 @@ def test_a_template_is_rendered_as_transformers_does(folder, tmp_path, template)
 
 def test_a_template_that_takes_too_much_is_ended(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("ss_device.template_process.SECONDS", 1.0)
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}"
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     app = template_app(folder, tmp_path / "base", endless, tmp_path)
     with pytest.raises(UserError, match="chat template took more than"):
+        app.chat.render([Message("user", "hi")], True)
+    app = template_app(folder, tmp_path / "filling", "{{ 'a' * 10**9 }}", tmp_path)
+    with pytest.raises(UserError, match="chat template (refuses|took)"):
         app.chat.render([Message("user", "hi")], True)
 
 
