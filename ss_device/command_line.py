@@ -166,16 +166,25 @@ def prompts_from_file(
     """(row, prompt) of the first `limit` rows of a JSON lines file; errors name file and line."""
     prompts: list[tuple[dict, str]] = []
     for row in islice(read_json_lines(path), limit):
-        try:
+        with row_errors(path, len(prompts)):
             prompt = prompt_of(row)
             if not isinstance(prompt, str):
                 raise UserError(f"the prompt is {type(prompt).__name__}, expected text")
-        except UserError as error:
-            raise UserError(f"{path}:{line_of_row(path, len(prompts))}: {error}") from error
         prompts.append((row, prompt))
     if not prompts:
         raise UserError(f"{path}: no rows")
     return prompts
+
+
+@contextmanager
+def row_errors(path: Path | None, index: int) -> Iterator[None]:
+    """What is wrong with the `index`-th row of a file is told with file and line. path None: no file."""
+    try:
+        yield
+    except UserError as error:
+        if path is None:
+            raise
+        raise UserError(f"{path}:{line_of_row(path, index)}: {error}") from error
 
 
 def line_of_row(path: Path, index: int) -> int:

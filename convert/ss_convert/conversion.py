@@ -91,7 +91,7 @@ def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
 
 def _write_files(plan: Plan, stages: Stages, folder: Path, weights: WeightSource) -> dict[str, dict]:
     """Run the stages that write files; their results by name."""
-    results = {"mlx": stages.run("mlx", lambda: _write_mlx(plan, folder, weights), "mlx")}
+    results = {"mlx": stages.run("mlx", lambda: _write_mlx(plan, folder, weights))}
     if "mlxfn" in plan.targets:
         for planned in plan.adapters:
             entry, name = _entry(plan, planned), f"mlxfn {planned.app}"
@@ -106,7 +106,7 @@ def _write_files(plan: Plan, stages: Stages, folder: Path, weights: WeightSource
             )
         # What follows works on files, and the check needs memory of its own.
         weights.release()
-        results["coreml"] = stages.run("coreml", lambda: coreml_stage.merge(plan, folder), "coreml")
+        results["coreml"] = stages.run("coreml", lambda: coreml_stage.merge(plan, folder))
         results["sizes"] = stages.run("sizes", lambda: coreml_stage.sizes(plan, folder, results["coreml"]))
     for planned in plan.adapters:
         name = f"golden {planned.app}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,15 +31,13 @@ class Stages:
         self._remove_others(folder, {*self._record["files"], RECORD})
         self._write()
 
-    def run(self, name: str, work: Callable[[], dict], subfolder: str | None = None) -> dict:
-        """The stage's result (JSON), from an earlier run or from `work`, which fills `subfolder`."""
+    def run(self, name: str, work: Callable[[], dict]) -> dict:
+        """The stage's result (JSON), from an earlier run or from `work`."""
         done = self._record["done"]
         if name in done:
             self.reused.append(name)
             return done[name]
         self._report(name)
-        if subfolder:
-            shutil.rmtree(self._folder / subfolder, ignore_errors=True)
         started = time.perf_counter()
         result = work()
         self.seconds[name] = round(time.perf_counter() - started, 2)

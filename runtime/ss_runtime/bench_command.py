@@ -17,6 +17,7 @@ from ss_device.command_line import (
     program_version,
     progress,
     prompts_from_file,
+    row_errors,
     run_command,
 )
 from ss_device.decoding import StepLimits, check_request
@@ -139,13 +140,15 @@ def _open(arguments: argparse.Namespace) -> tuple[Bundle, BundledAdapter, list[l
     tokenizer = load_tokenizer(bundle)
     file = arguments.input
     texts = prompts_from_file(file, adapter.prompt, arguments.limit) if file else []
-    prompts = [tokenizer.encode(text) for _, text in texts]
     max_tokens = arguments.max_tokens or adapter.max_tokens
     limits = StepLimits(
         adapter.num_nodes, adapter.num_nodes, 0, bundle.manifest.architecture.default_context
     )
-    for prompt in prompts:
-        check_request(limits, 1, len(prompt), max_tokens)
+    prompts: list[list[int]] = []
+    for _, text in texts:
+        with row_errors(file, len(prompts)):
+            prompts.append(tokenizer.encode(text))
+            check_request(limits, 1, len(prompts[-1]), max_tokens)
     load_openblas()
     return bundle, adapter, prompts, max_tokens, arguments.dtype or default_dtype("mlx")
 

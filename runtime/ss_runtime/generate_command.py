@@ -11,10 +11,10 @@ from pathlib import Path
 from ss_device.bundle import Bundle, BundledAdapter, open_bundle
 from ss_device.command_line import (
     CommandParser,
-    line_of_row,
     positive,
     print_json,
     prompts_from_file,
+    row_errors,
     run_command,
 )
 from ss_device.decoding import Drafter, StepModel, check_request
@@ -141,7 +141,10 @@ def generate_command(arguments: argparse.Namespace) -> None:
         session = open_session(bundle, adapter, tokenizer, arguments, chooser)
         _say(session.hint)
         return talk(session, ChatPrompt(bundle.path, tokenizer), arguments.prompt_cache)
-    prompts = [tokenizer.encode(text) for text in read_prompts(arguments, adapter)]
+    prompts = []
+    for text in read_prompts(arguments, adapter):
+        with row_errors(arguments.input, len(prompts)):
+            prompts.append(tokenizer.encode(text))
     session = open_session(bundle, adapter, tokenizer, arguments, chooser)
     _check_prompts(session, prompts, arguments.input)
     _say(session.hint)
@@ -245,7 +248,7 @@ def _drafter(bundle: Bundle, adapter: BundledAdapter, arguments: argparse.Namesp
 def _check_prompts(session: Session, prompts: list[list[int]], file: Path | None) -> None:
     """Refuse a prompt that does not fit before any is answered."""
     for index, ids in enumerate(prompts):
-        try:
+        with row_errors(file, index):
             check_request(
                 session.model.limits,
                 session.drafter.num_nodes,
@@ -253,9 +256,6 @@ def _check_prompts(session: Session, prompts: list[list[int]], file: Path | None
                 session.max_tokens,
                 session.chooser,
             )
-        except UserError as error:
-            where = f"{file}:{line_of_row(file, index)}: " if file else ""
-            raise UserError(f"{where}{error}") from error
 
 
 def run_prompt(

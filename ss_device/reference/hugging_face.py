@@ -44,9 +44,9 @@ def load_base(base: BaseFolder, dtype: str = "float32") -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    if base.is_packed:
-        return model_of(plain_config(base.path), base.stored_weights(), base.architecture, dtype)
     config = plain_config(base.path)
+    if base.is_packed:
+        return model_of(config, base.stored_weights(), base.architecture, dtype)
     with library_errors(f"{base.path}: transformers cannot load this base model"):
         model = AutoModelForCausalLM.from_pretrained(
             base.path, config=config, dtype=getattr(torch, dtype), **NO_CODE

@@ -53,18 +53,7 @@ PROTECTED = (
     "work/runs/lora/",
     "work/runs/base/",
 )
-NAMES = (
-    "tiny",
-    "second",
-    "shared",
-    "sharded",
-    "wide",
-    "pair",
-    "talk",
-    "bundle",
-    "packed",
-    "the prompt has",
-)
+NAMES = ("tiny", "second", "shared", "sharded", "wide", "pair", "talk", "bundle", "packed")
 
 
 @dataclass(frozen=True)

@@ -308,6 +308,7 @@ def test_bad_input_is_one_line(bundle, rows, tmp_path, capsys):
     (bundle.path / "tuning.json").unlink(missing_ok=True)
     (tmp_path / "x.json").write_text("{}")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "long.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "' + "a " * 400 + '"}\n')
     text = figures(decode_tokens_per_second={"median": "1"})
     spread = {"median": float("nan"), "p10": 1.0, "p90": float("inf")}
     no_number = figures(decode_tokens_per_second=spread)
@@ -318,6 +319,7 @@ def test_bad_input_is_one_line(bundle, rows, tmp_path, capsys):
     run = ["run", str(bundle.path), "--input", str(rows), "--dtype", "float32"]
     for command, says in (
         ([*run, "--methods", "magic"], "unknown method 'magic'"),
+        ([*run[:3], str(tmp_path / "long.jsonl")], "long.jsonl:3: the prompt has"),
         ([*run, "--methods", "ss-tuned"], "ss-bench tune"),
         ([*run, "--methods", "mlx-lm"], "give --base"),
         (["run", str(tmp_path), "--input", str(rows)], "not a bundle"),
