@@ -74,10 +74,21 @@ ROWS = [
 ABLATIONS = [
     *(Row(f"shared-layers-{n}", "shared", (f"num_msa_layers={n}",)) for n in (2, 6, 8)),
     *(Row(f"layers-{n}", "plus", (f"num_msa_layers={n}",), "own") for n in (2, 6, 8)),
-    Row("shared-rotation", "shared", ("value_rotation=0.39",)),
-    Row("rotation", "plus", ("value_rotation=0.39",), "own"),
 ]
 ABLATION_APP = "e2e_nlg"
+# v1 App. B turns the values of stream n by ε·n with ε ≤ π / 2N, N = longest text + streams: here 1024 + 4.
+# Streams stand at their main row's position, so nothing but the rotation tells them apart.
+ROTATION = "value_rotation=0.001528"
+BEYOND = "value_rotation=0.39"
+SAME = "stream_position=same"
+ROTATIONS = [
+    Row("same", "plus", (SAME,), "own"),
+    Row("same-rotated", "plus", (SAME, ROTATION), "own"),
+    Row("same-rotated-beyond", "plus", (SAME, BEYOND), "own"),
+    Row("shared-same", "shared", (SAME,)),
+    Row("shared-same-rotated", "shared", (SAME, ROTATION)),
+    Row("shared-same-rotated-beyond", "shared", (SAME, BEYOND)),
+]
 # Top-k trees of four streams: k, nodes, and how many the early exit keeps (all, then fewer).
 PRUNING = [(1, 5, (5,)), (2, 31, (31, 16, 8)), (3, 121, (121, 32, 16))]
 PRUNING_PROMPTS = 20
@@ -86,6 +97,7 @@ PRUNING_PROMPTS = 20
 def main() -> None:
     arguments = parse()
     runs = [(app, row) for app in BUDGETS for row in ROWS] + [(ABLATION_APP, row) for row in ABLATIONS]
+    runs += [(app, row) for row in ROTATIONS for app in BUDGETS]
     runs = [(a, r) for a, r in runs if not arguments.only or f"{a}/{r.name}" in arguments.only]
     for app, row in runs:
         if arguments.phase in ("train", "all"):

@@ -103,7 +103,7 @@ def agreement(base, adapter, prompts, sizes: dict, folder: Path, preset: str, we
     path = folder / "package" / f"{preset}-{weights}.mlpackage"
     functions = write_package(base.architecture, base.weights(), adapter, options, path)
     dense = stored_weights(path, functions.step, base.weights(), base.architecture)
-    traces = record_traces(base, adapter, prompts, options, dense)
+    traces, _ = record_traces(base, adapter, prompts, options, dense)
     package, found = load_package(path), {}
     for arithmetic in ("float32", "float16"):
         programs = [package.program(name, arithmetic) for name in (functions.prefill, functions.step)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -193,6 +194,15 @@ class Bundle:
                 f"{', '.join(sorted(known)) or 'none'})"
             )
         return known[name]
+
+    def weights_digest(self, adapter: BundledAdapter, base_file: str) -> str:
+        """sha256 of the base's weights in this bundle and of the adapter's tensors, wherever they lie."""
+        digest = hashlib.sha256(self.manifest.files[base_file].sha256.encode())
+        tensors = read_tensors(self.path / adapter.tensor_file) | self.parent_bias_tensors(adapter)
+        for name in sorted(tensors):
+            digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode())
+            digest.update(np.ascontiguousarray(tensors[name]).tobytes())
+        return digest.hexdigest()
 
     def parent_bias(self, adapter: BundledAdapter) -> ParentBias | None:
         """The adapter's bigram term in float32, None without one. UserError for a damaged file."""

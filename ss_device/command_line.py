@@ -23,6 +23,7 @@ from ss_device.errors import UserError, is_panic, one_line
 from ss_device.json_lines import read_json_lines, read_lines
 from ss_device.json_numbers import with_nulls
 
+DEVICES = ("cpu", "cuda", "mps")  # of PyTorch
 BAD_INPUT, DEFECT, INTERRUPTED = 2, 70, 130  # 70: EX_SOFTWARE of sysexits.h
 LOG_WIDTH = 120
 
@@ -44,6 +45,14 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def add_device(parser: argparse._ActionsContainer, what: str = "") -> None:
+    """The option `--device`, for what PyTorch computes. what: which part of the command that is."""
+    where = f"{what}: where" if what else "where"
+    parser.add_argument(
+        "--device", choices=DEVICES, help=f"{where} PyTorch computes (default: a GPU if there is one)"
+    )
 
 
 def program_version() -> str:
@@ -117,6 +126,8 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # What Metal does not have is computed on the CPU. PyTorch reads it when it is imported.
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     for name in ("coremltools", "transformers", "torch", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.warnoptions:

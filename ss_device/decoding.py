@@ -15,6 +15,7 @@ from ss_device.prompt_lookup import CopyHistory, PromptLookup, lookup_tree
 from ss_device.sampling import Chooser
 from ss_device.step_checks import check_prompt
 from ss_device.tree import DraftTree, ParentBias, best_first_tree, k_ary_tree, root_only
+from ss_device.tree_choice import choose_on_tree
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ def _proposal(model: StepModel, root: int, stream_logits: np.ndarray, defer: boo
 def _prefill(model: StepModel, prompt: list[int], chooser: Chooser | None, defer: bool):
     options = {"defer": True} if defer else {}
     if chooser is not None:
-        options["choose"] = lambda kept, logits: np.array([chooser(logits[0], prompt, ())], np.int32)
+        options["choose"] = lambda kept, logits: np.array([chooser(logits[0], prompt)], np.int32)
     proposal = model.prefill(prompt, **options)
     return _proposal(model, proposal.root, proposal.stream_logits, defer)
 
@@ -264,17 +265,7 @@ def _step(
         return model.step(tree, **options)
 
     def choose(kept: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        chosen = np.full(len(kept), -1, np.int32)
-        node, path = 0, []
-        while True:
-            row = int(np.searchsorted(kept, node))
-            children = [c for c in tree.children(node) if c in kept]
-            chosen[row] = chooser(logits[row], text + path, [int(tree.tokens[c]) for c in children])
-            following = [c for c in children if tree.tokens[c] == chosen[row]]
-            if not following:
-                return chosen
-            node = following[0]
-            path.append(int(tree.tokens[node]))
+        return choose_on_tree(chooser, tree, text, kept, logits)
 
     return model.step(tree, choose=choose, **options)
 

@@ -42,11 +42,14 @@ def check_new_file(path: Path, force: bool) -> None:
         raise UserError(f"{path}: exists already; --force replaces it, or choose another name")
 
 
-def check_output_folder(output: Path, what: str, is_ours: Callable[[Path], bool], force: bool) -> None:
+def check_output_folder(
+    output: Path, what: str, is_ours: Callable[[Path], bool], force: bool, option: str = "--output"
+) -> None:
     """Raise UserError unless `output` may be written.
 
     Nothing is there, or an empty folder, or with `force` what the command itself wrote.
-    what: the thing written, as in "an adapter"; is_ours: whether all that the folder holds is such a thing.
+    what: the thing written, as in "an adapter"; is_ours: whether all that the folder holds is such a thing;
+    option: what names the folder.
     """
     output = real_output(output)
     if not output.exists():
@@ -56,9 +59,9 @@ def check_output_folder(output: Path, what: str, is_ours: Callable[[Path], bool]
     if not any(output.iterdir()):
         return
     if not is_ours(output):
-        raise UserError(f"{output}: exists and is not {what} of this command; choose another --output")
+        raise UserError(f"{output}: exists and is not {what} of this command; choose another {option}")
     if not force:
-        raise UserError(f"{output}: holds {what} already; --force replaces it, or choose another --output")
+        raise UserError(f"{output}: holds {what} already; --force replaces it, or choose another {option}")
 
 
 def holds_only(folder: Path, patterns: Iterable[str]) -> bool:

@@ -7,6 +7,7 @@ position depends on (seed, position, logits) alone, so speculation does not chan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,26 +68,30 @@ class Sampling:
 
 @dataclass(frozen=True)
 class TypicalAcceptance:
-    """LOSSY: accept a drafted token that is merely typical (Medusa; METHOD: Choosing tokens).
+    """LOSSY: accept drafted tokens that are merely typical (Medusa 2.3.1; METHOD: Choosing tokens).
 
     A drafted token counts as typical when its probability exceeds min(epsilon, delta · exp(−entropy)) of
-    the target distribution. The text then depends on the drafts and no longer follows that distribution.
+    the target distribution; the longest path of such tokens is accepted (`ss_device.tree_choice`). The text
+    then depends on the drafts and no longer follows that distribution. Medusa's values are epsilon 0.09 and
+    delta 0.3, the square root of epsilon, which is what None stands for.
     """
 
-    epsilon: float = 0.3
-    delta: float = 0.09
+    epsilon: float = 0.09
+    delta: float | None = None
 
     def __post_init__(self) -> None:
         _expect(0 < self.epsilon <= 1, f"typical acceptance: epsilon {self.epsilon} must lie in (0, 1]")
-        _expect(0 < self.delta <= 1, f"typical acceptance: delta {self.delta} must lie in (0, 1]")
+        _expect(
+            self.delta is None or 0 < self.delta <= 1,
+            f"typical acceptance: delta {self.delta} must lie in (0, 1]",
+        )
 
-    def accept(self, probabilities: np.ndarray, drafted: Sequence[int]) -> int | None:
-        """The most probable typical token of `drafted` (ties: the lower id), None without one."""
+    def threshold(self, probabilities: np.ndarray) -> float:
+        """What a token's probability must exceed, given the target distribution [V]."""
         some = probabilities[probabilities > 0]
         entropy = -float(np.sum(some * np.log(some)))
-        threshold = min(self.epsilon, self.delta * float(np.exp(-entropy)))
-        typical = [token for token in drafted if probabilities[token] > threshold]
-        return min(typical, key=lambda token: (-probabilities[token], token), default=None)
+        delta = math.sqrt(self.epsilon) if self.delta is None else self.delta
+        return min(self.epsilon, delta * math.exp(-entropy))
 
 
 # Changes logits [V] given the text so far, for example a repetition penalty.
@@ -110,17 +115,25 @@ class Chooser:
             "lossy typical acceptance needs a temperature above 0",
         )
 
-    def __call__(self, logits: np.ndarray, text: Sequence[int], drafted: Sequence[int]) -> int:
+    def __call__(self, logits: np.ndarray, text: Sequence[int]) -> int:
         """The token after `text` (prompt, output and the node's own path) under logits [V]."""
-        for processor in self.processors:
-            logits = processor(text, logits)
+        logits = self._processed(logits, text)
         if self.sampling is None:
             return int(np.argmax(logits))
-        if self.lossy_typical is not None:
-            accepted = self.lossy_typical.accept(self.sampling.probabilities(logits), drafted)
-            if accepted is not None:
-                return int(accepted)
         return self.sampling.choose(logits, len(text))
+
+    def typical(self, logits: np.ndarray, text: Sequence[int], drafted: Sequence[int]) -> dict[int, float]:
+        """Log-probability of each of the drafted tokens after `text` that `lossy_typical` accepts."""
+        if not drafted:
+            return {}
+        probabilities = self.sampling.probabilities(self._processed(logits, text))
+        threshold = self.lossy_typical.threshold(probabilities)
+        return {t: math.log(probabilities[t]) for t in drafted if probabilities[t] > threshold}
+
+    def _processed(self, logits: np.ndarray, text: Sequence[int]) -> np.ndarray:
+        for processor in self.processors:
+            logits = processor(text, logits)
+        return logits
 
 
 def keyed_uniform(seed: int, position: int) -> float:

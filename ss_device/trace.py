@@ -8,7 +8,7 @@ values of a few vocabulary ids for each stream of the accepted node).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -51,14 +51,31 @@ class Trace:
     steps: tuple[TraceStep, ...]
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """Where traces were made, and of what.
+
+    device: as `cuda (NVIDIA H200)`; dtype: arithmetic; machine: system and processor; versions by library;
+    base: sha256 of the base model; weights: of a bundle's adapter and base as they were read
+    (`Bundle.weights_digest`), empty for the traces inside a bundle.
+    """
+
+    device: str
+    dtype: str
+    machine: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    base: str = ""
+    weights: str = ""
+
+
 def probes(stream_logits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The `count` largest logits of each stream [γ, V] → ids and values [γ, count]."""
     ids = np.argsort(-stream_logits, axis=-1, kind="stable")[:, :count].astype(np.int32)
     return ids, np.take_along_axis(stream_logits, ids, axis=-1).astype(np.float32)
 
 
-def save_traces(traces: list[Trace], stem: Path) -> None:
-    """Write `<stem>.safetensors` (arrays, steps concatenated) and `<stem>.json` (texts, counts)."""
+def save_traces(traces: list[Trace], stem: Path, recorded: Recorded | None = None) -> None:
+    """Write `<stem>.safetensors` (arrays, steps concatenated) and `<stem>.json` (texts, counts, origin)."""
     steps = [s for t in traces for s in t.steps]
     arrays = {
         "prompts": _join([np.array(t.prompt) for t in traces]),
@@ -74,6 +91,7 @@ def save_traces(traces: list[Trace], stem: Path) -> None:
     }
     counts = {
         "format_version": FORMAT_VERSION,
+        "recorded": recorded and asdict(recorded),
         "prompts": [
             {
                 "text": t.text,
@@ -121,6 +139,11 @@ def load_traces(stem: Path, vocab_size: int | None = None) -> list[Trace]:
     return traces
 
 
+def trace_record(stem: Path) -> Recorded | None:
+    """Where the traces of a file were made; None where it does not say. UserError for a damaged file."""
+    return _read_counts(stem.with_suffix(".json")).recorded
+
+
 class _StepCounts(msgspec.Struct):
     nodes: Annotated[int, msgspec.Meta(ge=1)]
     kept: Annotated[int, msgspec.Meta(ge=1)]
@@ -140,14 +163,14 @@ class _Counts(msgspec.Struct):
 
     prompts: list[_PromptCounts]
     steps: list[_StepCounts]
+    recorded: Recorded | None = None
 
 
 def _read_counts(path: Path) -> _Counts:
     raw = read_json(path)
     if raw.get("format_version") != FORMAT_VERSION:
         raise UserError(
-            f"{path}: trace format version {raw.get('format_version')}, "
-            f"this program reads {FORMAT_VERSION}"
+            f"{path}: trace format version {raw.get('format_version')}, this program reads {FORMAT_VERSION}"
         )
     try:
         counts = msgspec.convert(raw, _Counts)

@@ -27,6 +27,7 @@ from ss_convert.planning import (
 from ss_device.bundle import Bundle, inputs_of, is_bundle
 from ss_device.command_line import (
     CommandParser,
+    add_device,
     console,
     positive,
     print_json,
@@ -84,6 +85,7 @@ def _parser() -> CommandParser:
         action="store_true",
         help="replace the bundle that is there, even one from the same inputs",
     )
+    add_device(parser, "golden traces")
     add("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -260,6 +262,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         form=Form(**{f.name: getattr(arguments, f.name, None) for f in fields(Form)}),
         golden_prompts=arguments.golden_prompts,
         golden=not arguments.no_golden,
+        device=arguments.device,
     )
 
 

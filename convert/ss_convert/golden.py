@@ -17,12 +17,10 @@ from ss_device.adapter import Adapter
 from ss_device.application import fill_template
 from ss_device.base_model import BaseFolder
 from ss_device.command_line import prompts_from_file
-from ss_device.decoding import Choose, Drafter, Step, Verified, decode
+from ss_device.decoding import Drafter
 from ss_device.errors import UserError
-from ss_device.trace import Trace, TraceStep, load_traces, probes
-from ss_device.tree import DraftTree
+from ss_device.trace import Recorded, Trace, load_traces
 
-NUM_PROBES = 8
 MAX_TOKENS = 64
 MAX_PROMPTS = 16
 PROMPT_FILE = "golden_prompts.jsonl"
@@ -82,39 +80,40 @@ def record_traces(
     prompts: Sequence[tuple[str, Sequence[int]]],
     sizes: CoreMLOptions,
     weights: dict[str, np.ndarray] | None = None,
-) -> list[Trace]:
+    device: str | None = None,
+) -> tuple[list[Trace], Recorded]:
     """Decode (text, token ids) prompts with the reference in float32 and record every model call.
 
     weights: canonical base weights to take in place of the base's (what a package stores); the
-    adapter's tensors are then rounded to fp16 as they are there.
-    Trees are best-first with the adapter's parent bias, N nodes, K kept; at most 64 tokens a prompt.
+    adapter's tensors are then rounded to fp16 as they are there. device: `cpu`, `cuda` or `mps` (None:
+    what is there). Trees are best-first with the adapter's parent bias, N nodes, K kept; at most 64 tokens
+    a prompt. Returns the traces and where they were made.
     """
+    from ss_device.reference import recording
+    from ss_device.reference.device import chosen_device
     from ss_device.reference.replaced_weights import with_weights
     from ss_device.reference.step_model import ReferenceStepModel
     from ss_device.reference.stream_model import load_stream_model
 
-    class Recording(ReferenceStepModel):
-        """Remembers its last call: a `Proposal` alone has no main logits to take a margin from."""
-
-        def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
-            self.last = super().step(tree, choose)
-            return self.last
-
+    where = chosen_device(device)
     if weights is None:
-        stream_model = load_stream_model(base, adapter, "float32")
+        stream_model = load_stream_model(base, adapter, "float32", where)
     else:
-        stream_model = with_weights(base, weights, rounded(adapter))
-    model = Recording(stream_model, sizes.num_nodes, sizes.num_kept, sizes.context, sizes.prune_over)
+        stream_model = with_weights(base, weights, rounded(adapter), where)
+    options = (sizes.num_nodes, sizes.num_kept, sizes.context, sizes.prune_over)
+    model = ReferenceStepModel(stream_model, *options)
     drafter = Drafter(sizes.num_nodes, parent_bias=adapter.parent_bias())
-    stop_ids = frozenset(base.architecture.eos_ids)
     max_tokens = min(adapter.max_tokens, MAX_TOKENS)
-    traces = []
-    for text, ids in prompts:
-        decoded = decode(model, drafter, ids, max_tokens, stop_ids)
-        prefill = next(decoded)
-        first_margin = float(margins(model.last.logits)[0])
-        traces.append(_trace(text, ids, [prefill, *decoded], first_margin))
-    return traces
+    traces = recording.record_traces(model, drafter, prompts, max_tokens)
+    return traces, replace(recording.recorded_on(model), base=base.identity.sha256)
+
+
+def check_device(device: str | None) -> None:
+    """Raise UserError for a device that PyTorch does not find here."""
+    if device is not None:
+        from ss_device.reference.device import chosen_device
+
+        chosen_device(device)
 
 
 def rounded(adapter: Adapter) -> Adapter:
@@ -127,33 +126,4 @@ def rounded(adapter: Adapter) -> Adapter:
         adapter,
         tensors={name: half(tensor) for name, tensor in adapter.tensors.items()},
         lora={name: (half(a), half(b)) for name, (a, b) in adapter.lora.items()},
-    )
-
-
-def margins(logits: np.ndarray) -> np.ndarray:
-    """Largest minus second largest of each row: [K, V] → float32 [K]."""
-    top = np.partition(logits.astype(np.float32), -2, axis=-1)[:, -2:]
-    return top[:, 1] - top[:, 0]
-
-
-def _trace(text: str, prompt: Sequence[int], steps: list[Step], first_margin: float) -> Trace:
-    return Trace(
-        text=text,
-        prompt=tuple(int(i) for i in prompt),
-        generated=tuple(int(i) for step in steps for i in step.tokens),
-        first_margin=first_margin,
-        steps=tuple(_trace_step(step) for step in steps if step.tree is not None),
-    )
-
-
-def _trace_step(step: Step) -> TraceStep:
-    ids, values = probes(step.verified.stream_logits, NUM_PROBES)
-    return TraceStep(
-        tree=step.tree,
-        kept=np.asarray(step.verified.kept, np.int32),
-        chosen=np.asarray(step.verified.chosen, np.int32),
-        margins=margins(step.verified.logits),
-        path=step.path,
-        probe_ids=ids,
-        probe_logits=values,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ss_convert import golden
 from ss_convert.planning import Plan, PlannedAdapter
-from ss_device.trace import save_traces
+from ss_device.trace import save_traces, trace_record
 
 # Traces with the weights of the package, beside those with the base's own.
 STORED = "golden/stored"
@@ -23,13 +23,13 @@ def write(plan: Plan, planned: PlannedAdapter, folder: Path) -> dict:
     if not plan.golden:
         return nothing | {"notes": ["golden traces left out (--no-golden)"]}
     if golden.reference_available() and planned.prompts:
-        save_traces(_record(plan, planned), folder / stem)
+        _record(plan, planned, folder / stem)
         stored = _write_stored(plan, planned, folder) if _is_compressed(plan, planned) else None
         return {"base": stem, "coreml": stored, "notes": []}
     options = planned.options
     traces = golden.traces_of_folder(planned.folder, options.num_nodes, options.num_kept)
     if traces is not None and not _is_compressed(plan, planned):
-        save_traces(traces, folder / stem)
+        save_traces(traces, folder / stem, trace_record(planned.folder / golden.TRACE_STEM))
         note = "golden traces are those of the adapter folder"
         return nothing | {"base": stem, "notes": [note]}
     why = "no golden prompts (give --golden-prompts)"
@@ -43,8 +43,11 @@ def _is_compressed(plan: Plan, planned: PlannedAdapter) -> bool:
     return "coreml" in plan.targets and planned.options.compresses
 
 
-def _record(plan: Plan, planned: PlannedAdapter, weights: dict | None = None):
-    return golden.record_traces(plan.base, planned.adapter, planned.prompts, planned.options, weights)
+def _record(plan: Plan, planned: PlannedAdapter, stem: Path, weights: dict | None = None) -> None:
+    traces, recorded = golden.record_traces(
+        plan.base, planned.adapter, planned.prompts, planned.options, weights, plan.device
+    )
+    save_traces(traces, stem, recorded)
 
 
 def _write_stored(plan: Plan, planned: PlannedAdapter, folder: Path) -> str:
@@ -56,5 +59,5 @@ def _write_stored(plan: Plan, planned: PlannedAdapter, folder: Path) -> str:
     packages = [folder / package for package in plan.packages]
     step = functions_of(planned.app, planned.options)[1]
     weights = stored_weights(packages, step, plan.base.weights(), architecture)
-    save_traces(_record(plan, planned, weights), folder / stem)
+    _record(plan, planned, folder / stem, weights)
     return stem

@@ -35,7 +35,8 @@ class Request:
     """What the user asked for. Sizes in tokens; what is not in `form` takes the default that fits.
 
     into: bundle that the adapters are added to, everything in it staying as it is; prune_in_graph: None
-    where `num_kept` says it; function_dtype: arithmetic of exported MLX functions.
+    where `num_kept` says it; function_dtype: arithmetic of exported MLX functions; device: where the
+    golden traces are recorded (`cpu`, `cuda`, `mps`; None: what is there).
     """
 
     adapters: tuple[str, ...]
@@ -51,6 +52,7 @@ class Request:
     golden_prompts: Path | None = None
     golden: bool = True
     function_dtype: str | None = None
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Plan:
     """A checked request: everything that fits together, nothing heavy done yet.
 
     into: the bundle that is extended, None for a new one; inputs: digest of all that determines the
-    bundle; function_dtype: arithmetic of exported MLX functions.
+    bundle; function_dtype: arithmetic of exported MLX functions; device: as in `Request`.
     """
 
     adapters: tuple[PlannedAdapter, ...]
@@ -84,6 +86,7 @@ class Plan:
     golden: bool
     inputs: str
     function_dtype: str = FUNCTION_DTYPES[0]
+    device: str | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -105,6 +108,7 @@ class Plan:
 
 def plan_conversion(request: Request) -> Plan:
     """Find adapters and base and check that they, the sizes and the output fit (UserError if not)."""
+    golden.check_device(request.device)
     models = _models(request)
     folders = [find_adapter(name, models) for name in request.adapters]
     adapters = [load_adapter(folder) for folder in folders]
@@ -137,6 +141,7 @@ def plan_conversion(request: Request) -> Plan:
         golden=request.golden,
         inputs=_inputs_digest(request, planned, base, targets, into),
         function_dtype=request.function_dtype or FUNCTION_DTYPES[0],
+        device=request.device,
     )
 
 
@@ -276,6 +281,8 @@ def _num_kept(request: Request, nodes: int) -> int:
 
 def _refuse_without_effect(request: Request, targets: tuple[str, ...]) -> None:
     """UserError naming an option that says something of what is not among the targets."""
+    if request.device is not None and not request.golden:
+        raise UserError("--device is where golden traces are recorded; leave it out with --no-golden")
     if request.function_dtype is not None and "mlxfn" not in targets:
         raise UserError("--mlxfn-dtype is for --target mlxfn or all")
     if "coreml" in targets:
@@ -304,7 +311,7 @@ def _inputs_digest(request, planned, base, targets, into) -> str:
         ],
         "targets": sorted(targets),
         "function_dtype": (request.function_dtype or FUNCTION_DTYPES[0]) if "mlxfn" in targets else None,
-        "golden": request.golden,
+        "golden": (request.golden, request.device),
         "versions": library_versions(),
         "code": _code_digest(),
     }

@@ -106,17 +106,18 @@ def open_backend(
     compute_units: str | None = None,
     num_kept: int | None = None,
     kv_bits: int | None = None,
+    device: str | None = None,
 ) -> StepModel:
     """The adapter's step model on a back end.
 
     stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here); quantize:
     what MLX packs the base's matrices to (`QUANTIZATIONS`); compute_units: engines that Core ML may use;
     num_kept: nodes that MLX keeps after pruning (None: as the bundle's package); kv_bits: what it keeps
-    keys and values in (`KV_BITS`). Raises UserError when the back end is unknown, is not to be had here,
-    or a file is damaged.
+    keys and values in (`KV_BITS`); device: where the reference computes (`cpu`, `cuda`, `mps`). Raises
+    UserError when the back end is unknown, is not to be had here, or a file is damaged.
     """
     check_backend(name, dtype)
-    _check_options(name, bundle, adapter, compute_units, quantize, kv_bits)
+    _check_options(name, bundle, adapter, compute_units, quantize, kv_bits, device)
     if name == "mlxfn":
         model = _open_functions(bundle, adapter, dtype)
     elif name == "mlx":
@@ -125,7 +126,7 @@ def open_backend(
         dtype = dtype or default_dtype(name)
         model = _open_mlx(bundle, adapter, dtype, rows, quantize=quantize, kv_bits=kv_bits, **settings)
     elif name == "reference":
-        model = _open_reference(bundle, adapter, dtype or default_dtype(name))
+        model = open_reference(bundle, adapter, dtype or default_dtype(name), device)
     elif name == "executor":
         model = _open_executor(bundle, adapter, dtype or default_dtype(name))
     else:
@@ -141,10 +142,13 @@ def _check_options(
     compute_units: str | None,
     quantize: str | None,
     kv_bits: int | None,
+    device: str | None,
 ) -> None:
     """UserError for an option that the back end does not have, and where it is not to be had here."""
     if compute_units is not None and name != "coreml":
         raise UserError(f"--compute-units is for back end 'coreml', not for '{name}'")
+    if device is not None and name != "reference":
+        raise UserError(f"--device is for back end 'reference', not for '{name}'")
     if (reason := why_not(name, bundle, adapter)) is not None:
         raise UserError(f"back end '{name}': {reason}")
     if quantize is not None and name != "mlx":
@@ -231,12 +235,16 @@ def blas_threads() -> int | None:
     return None if path is None else int(ctypes.CDLL(str(path)).openblas_get_num_threads())
 
 
-def _open_reference(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:
+def open_reference(
+    bundle: Bundle, adapter: BundledAdapter, dtype: str = "float32", device: str | None = None
+) -> StepModel:
+    """PyTorch on the bundle's own weights. device: `cpu`, `cuda` or `mps` (None: what is there)."""
+    from ss_device.reference.device import chosen_device
     from ss_device.reference.step_model import ReferenceStepModel
     from ss_device.reference.stream_model import attach_adapter
 
     architecture = bundle.manifest.architecture
-    base = hugging_face_model(bundle, dtype)
+    base = hugging_face_model(bundle, dtype).to(chosen_device(device))
     held = adapter_in_memory(bundle, adapter)
     held.check_shapes(architecture)
     model = attach_adapter(base, architecture, held)

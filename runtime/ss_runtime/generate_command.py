@@ -11,6 +11,7 @@ from pathlib import Path
 from ss_device.bundle import Bundle, BundledAdapter, open_bundle
 from ss_device.command_line import (
     CommandParser,
+    add_device,
     positive,
     print_json,
     prompts_from_file,
@@ -105,6 +106,7 @@ def _parser() -> CommandParser:
     add("--dtype", choices=sorted(set(sum(DTYPES.values(), ()))), help="arithmetic of the back end")
     add("--quantize", choices=QUANTIZATIONS, help="MLX: pack the base to affine 4 or 8 bits, or mxfp4")
     add("--compute-units", choices=tuple(COMPUTE_UNITS), help="engines that Core ML may use (default all)")
+    add_device(parser, "--backend reference")
     add("--kv-bits", type=int, choices=KV_BITS, help="MLX: keep keys and values in 4 or 8 bits")
     add_cache_options(parser)
     add("--plain", action="store_true", help="no drafts: one token per call")
@@ -188,10 +190,17 @@ def open_session(
         raise UserError(f"--prompt-cache holds keys and values of MLX, not of back end '{name}'")
     rows = fastest_stream_rows(adapter, drafter.num_nodes)
     kept = (tuned.num_kept or adapter.num_nodes) if tuned else None
-    packing = {"quantize": arguments.quantize, "kv_bits": arguments.kv_bits}
-    units = arguments.compute_units
     model = open_backend(
-        name, bundle, adapter, arguments.dtype, rows, compute_units=units, num_kept=kept, **packing
+        name,
+        bundle,
+        adapter,
+        arguments.dtype,
+        rows,
+        quantize=arguments.quantize,
+        compute_units=arguments.compute_units,
+        num_kept=kept,
+        kv_bits=arguments.kv_bits,
+        device=arguments.device,
     )
     messages: list[dict] = []
     if name == "mlx" and (arguments.chat or arguments.prompt_cache):

@@ -36,7 +36,8 @@ def add_choice_options(parser: argparse.ArgumentParser) -> None:
         "--lossy-typical",
         type=float,
         metavar="EPSILON",
-        help="LOSSY: accept drafts that are merely typical (Medusa's rule, e.g. 0.3); changes the text",
+        help="LOSSY: accept drafts that are merely typical (Medusa's rule, e.g. 0.09; delta is its square "
+        "root); changes the text",
     )
 
 

@@ -1,4 +1,4 @@
-"""`ss-validate`: replay a bundle's golden traces on every back end of this machine."""
+"""`ss-validate`: replay golden traces on every back end of this machine, or record them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import argparse
 import time
 from pathlib import Path
 
-from rich.box import SIMPLE
-from rich.table import Table
-
 from ss_device.bundle import Bundle, BundledAdapter, open_bundle
-from ss_device.command_line import CommandParser, console, positive, print_json, progress, run_command
+from ss_device.command_line import (
+    CommandParser,
+    add_device,
+    console,
+    positive,
+    print_json,
+    progress,
+    run_command,
+)
 from ss_device.errors import UserError
-from ss_device.trace import Trace, load_traces
+from ss_device.trace import Recorded, Trace, load_traces, trace_record
 from ss_runtime.backends import DTYPES, check_backend, default_dtype, open_backend, why_not
 from ss_runtime.coreml_model import COMPUTE_UNITS
+from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact, why_not_replayed
+from ss_runtime.replay_table import origin_text, print_replays
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.validation import TOLERANCES, Replay, golden_of, has_exact_weights, replay
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
-SHOWN_DIFFERENCES = 20
-NUMBERS = ("prompts", "exact", "steps", "nodes", "max |Δ logit|", "near ties", "other", "seconds")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="ss-validate",
         description="Replay the PyTorch reference's golden traces on other back ends and report every "
         "difference. Exit code 1 if one is more than rounding or a replay compares nothing, 2 if there "
-        "is nothing to replay.",
+        "is nothing to replay. --record makes traces of a bundle on one machine, --traces replays them on "
+        "another.",
         example="ss-validate build/sqlctx --backend mlx --backend executor:float16",
     )
     parser.add_argument("bundle", type=Path, help="bundle folder made by ss-convert")
@@ -54,7 +60,20 @@ def main(argv: list[str] | None = None) -> int:
         help="engines that back end coreml may use (default all)",
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N prompts")
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR", help="replay what --record wrote, not the bundle's own traces"
+    )
+    add_device(parser, "--record and --backend reference")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    recording = parser.add_argument_group("recording, with PyTorch on the bundle's own weights")
+    recording.add_argument("--record", type=Path, metavar="DIR", help="write traces, replay nothing")
+    recording.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines with 'prompt' or the application's fields (default: the bundle's golden prompts)",
+    )
+    recording.add_argument("--force", action="store_true", help="replace the traces that are there")
     return run_command(parser, validate, argv)
 
 
@@ -65,6 +84,8 @@ def validate(arguments: argparse.Namespace) -> int:
     names = [arguments.adapter] if arguments.adapter else sorted(bundle.manifest.adapters)
     if not names:
         raise UserError(f"{bundle.path}: no adapter in this bundle, so nothing to replay")
+    if arguments.record:
+        return _record(arguments, bundle, names)
     tokenizer = load_tokenizer(bundle)
     left_out: list[dict] = []
     replays = {
@@ -84,6 +105,32 @@ def validate(arguments: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
+def _record(arguments: argparse.Namespace, bundle: Bundle, names: list[str]) -> int:
+    """Body of --record."""
+    recordings = record_bundle(
+        bundle,
+        [bundle.adapter(name).app for name in names],
+        arguments.record,
+        arguments.dtype or "float32",
+        arguments.device,
+        arguments.prompts,
+        arguments.limit,
+        arguments.force,
+    )
+    if arguments.json:
+        found = [recording.to_dict() for recording in recordings]
+        print_json({"bundle": str(arguments.bundle), "traces": str(arguments.record), "recorded": found})
+        return 0
+    for done in recordings:
+        console().print(
+            f"{done.adapter}: {done.prompts} prompts, {done.tokens} tokens in {done.calls} calls on "
+            f"{origin_text(done.origin)}, {done.seconds:.1f} s",
+            markup=False,
+            soft_wrap=True,
+        )
+    return 0
+
+
 def _validate_adapter(
     arguments: argparse.Namespace,
     bundle: Bundle,
@@ -95,11 +142,19 @@ def _validate_adapter(
     """An adapter on every back end; those that this machine cannot run go to `left_out`, but not all."""
     name, replays, missing = adapter.app, [], []
     for backend, dtype in [*wanted, *_exported(arguments, adapter)]:
-        traces = golden_traces(bundle, adapter, arguments.limit, backend)
+        reason = why_not(backend, bundle, adapter)
+        if arguments.traces is None:
+            traces, origin = golden_traces(bundle, adapter, arguments.limit, backend)
+            exact = has_exact_weights(bundle, adapter, backend)
+        else:
+            traces, origin = traces_of(bundle, adapter, arguments.traces, arguments.limit)
+            exact = weights_are_exact(bundle, backend, origin)
+            reason = reason or why_not_replayed(bundle, adapter, backend)
         check_prompts(traces, tokenizer, adapter)
-        if (reason := why_not(backend, bundle, adapter)) is None:
-            units = arguments.compute_units if backend == "coreml" else None
-            replays.append(validate_backend(bundle, adapter, traces, backend, dtype, units))
+        if reason is None:
+            found = Replay(backend, dtype, exact, origin)
+            validate_backend(bundle, adapter, traces, found, _engine_options(arguments, backend))
+            replays.append(found)
         elif arguments.backend:
             raise UserError(f"back end '{backend}': {reason}")
         else:
@@ -111,9 +166,26 @@ def _validate_adapter(
     return replays
 
 
+def _engine_options(arguments: argparse.Namespace, backend: str) -> dict:
+    """Options of `open_backend` that only one back end has."""
+    given = {"coreml": "compute_units", "reference": "device"}.get(backend)
+    return {given: getattr(arguments, given)} if given else {}
+
+
+def _check_recording(arguments: argparse.Namespace, named: set[str]) -> None:
+    """UserError for an option that says something of what is not done."""
+    if arguments.record and (arguments.backend or arguments.traces):
+        raise UserError("--record replays nothing: leave --backend and --traces out")
+    if not arguments.record and (arguments.prompts or arguments.force):
+        raise UserError(f"{'--prompts' if arguments.prompts else '--force'} is for --record")
+    if arguments.device and not arguments.record and "reference" not in named:
+        raise UserError("--device is for --record and --backend reference")
+
+
 def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """(back end, arithmetic) pairs; unknown names are refused before anything is opened."""
     named = {text.partition(":")[0] for text in arguments.backend or ()}
+    _check_recording(arguments, named)
     if arguments.compute_units and "coreml" not in named:
         raise UserError("--compute-units is for --backend coreml")
     if not arguments.backend:
@@ -139,8 +211,11 @@ def _exported(arguments: argparse.Namespace, adapter: BundledAdapter) -> list[tu
 
 def golden_traces(
     bundle: Bundle, adapter: BundledAdapter, limit: int | None = None, backend: str = "mlx"
-) -> list[Trace]:
-    """The adapter's traces for a back end (`golden_of`). Raises UserError when the bundle came without."""
+) -> tuple[list[Trace], Recorded | None]:
+    """The adapter's traces for a back end (`golden_of`), and where they were made.
+
+    Raises UserError when the bundle came without.
+    """
     stem = golden_of(adapter, backend)
     if stem is None:
         raise UserError(
@@ -148,8 +223,9 @@ def golden_traces(
             "is installed"
         )
     traces = load_traces(bundle.path / stem, bundle.manifest.architecture.vocab_size)[:limit]
+    origin = trace_record(bundle.path / stem)
     bundle.check_unchanged()
-    return traces
+    return traces, origin
 
 
 def check_prompts(traces: list[Trace], tokenizer: BundleTokenizer, adapter: BundledAdapter) -> None:
@@ -166,77 +242,20 @@ def validate_backend(
     bundle: Bundle,
     adapter: BundledAdapter,
     traces: list[Trace],
-    backend: str,
-    dtype: str,
-    compute_units: str | None = None,
+    found: Replay,
+    options: dict | None = None,
 ) -> Replay:
-    """Open one back end and replay `traces` on it, with a progress bar."""
-    started = time.perf_counter()
-    found = Replay(backend, dtype, has_exact_weights(bundle, adapter, backend))
-    with progress(len(traces) + 1, f"{backend} {dtype}") as advance:
-        model = open_backend(backend, bundle, adapter, dtype, compute_units=compute_units)
-        advance(f"{backend} {dtype}")
+    """Open the back end of `found` and replay `traces` on it, with a progress bar; fills `found`.
+
+    options: of `open_backend`.
+    """
+    started, name = time.perf_counter(), f"{found.backend} {found.arithmetic}"
+    with progress(len(traces) + 1, name) as advance:
+        model = open_backend(found.backend, bundle, adapter, found.arithmetic, **(options or {}))
+        advance(name)
         try:
-            replay(model, traces, found, advance=lambda _: advance(f"{backend} {dtype}"))
+            replay(model, traces, found, advance=lambda _: advance(name))
         except UserError as error:
-            raise UserError(f"adapter '{adapter.app}' on {backend}: {error}") from error
+            raise UserError(f"adapter '{adapter.app}' on {found.backend}: {error}") from error
     found.seconds = time.perf_counter() - started
     return found
-
-
-def print_replays(name: str, replays: list[Replay]) -> None:
-    """The table of one adapter and the differences: `near ties` that rounding explains, and `other`."""
-    screen = console()
-    table = Table(title=f"golden traces of '{name}'", title_justify="left", box=SIMPLE)
-    for column in ("back end", "arithmetic"):
-        table.add_column(column, no_wrap=True)
-    for column in NUMBERS:
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("result", no_wrap=True)
-    for found in replays:
-        others = len(found.differences) - found.near_ties
-        table.add_row(
-            found.backend,
-            found.arithmetic,
-            str(found.prompts),
-            str(found.token_exact),
-            str(found.steps),
-            str(found.nodes),
-            f"{found.max_logit_difference:.2g}",
-            str(found.near_ties),
-            str(others),
-            f"{found.seconds:.1f}",
-            "FAILED" if found.failures else "passed",
-        )
-    screen.print(table)
-    for found in replays:
-        _print_notes(found)
-
-
-def _print_notes(found: Replay) -> None:
-    for line in notes(found):
-        console().print(line, markup=False, soft_wrap=True)
-
-
-def notes(found: Replay) -> list[str]:
-    """Lines under the table: why a replay fails, what counts as a near tie, the differences."""
-    limit, cap = found.near_tie_limit, 100 * found.tolerance.near_tie
-    lines = list(found.failures)
-    if found.dropped_nodes:
-        lines.append(f"{found.dropped_nodes} nodes pruned that the reference kept")
-    if found.broken_off:
-        lines.append(f"prompts {found.broken_off} end early: the accepted path was pruned")
-    if found.differences:
-        lines.append(
-            f"near tie: the reference's top-1/top-2 margin is at most {limit:.3g} (twice the largest "
-            f"logit difference, at most {cap:g} % of the largest logit)"
-        )
-    for d in found.differences[:SHOWN_DIFFERENCES]:
-        kind = "near tie" if found.is_near_tie(d) else "DIFFERENT"
-        lines.append(
-            f"{kind}: prompt {d.prompt}, step {d.step}, node {d.node}, position {d.position}: token "
-            f"{d.chosen} instead of {d.expected}, margin {d.margin:.3g}"
-        )
-    if (more := len(found.differences) - SHOWN_DIFFERENCES) > 0:
-        lines.append(f"and {more} more (--json lists all)")
-    return [f"{found.backend} {found.arithmetic}: {line}" for line in lines]

@@ -15,7 +15,7 @@ from ss_device.acceptance import walk
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel, Verified
 from ss_device.errors import UserError
-from ss_device.trace import Trace, TraceStep
+from ss_device.trace import Recorded, Trace, TraceStep
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,14 @@ class Replay:
     nodes: choices compared; stream_steps: steps whose stream logits were compared; dropped_nodes: nodes the
     reference kept and the back end pruned away; broken_off: prompts whose accepted path was among them;
     not_finite: calls with logits that are not finite; wrong_walks: steps whose accepted node is not where
-    the back end's own choices lead; exact_weights: whether the back end's weights are the reference's.
+    the back end's own choices lead; exact_weights: whether the back end's weights are the reference's;
+    origin: where the traces were made.
     """
 
     backend: str
     arithmetic: str
     exact_weights: bool = True
+    origin: Recorded | None = None
     prompts: int = 0
     token_exact: int = 0
     steps: int = 0
@@ -148,6 +150,7 @@ class Replay:
             "backend": self.backend,
             "arithmetic": self.arithmetic,
             "exact_weights": self.exact_weights,
+            "recorded": self.origin and asdict(self.origin),
             "prompts": self.prompts,
             "token_exact": self.token_exact,
             "steps": self.steps,

@@ -23,6 +23,7 @@ from ss_device.evaluation.stopping import text_before_stop
 from ss_device.evaluation.task_scores import task_scores
 from ss_device.json_lines import read_json_lines
 from ss_device.prompt_lookup import PromptLookup
+from ss_device.reference.device import chosen_device
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.tokenizer_file import read_tokenizer
@@ -81,13 +82,14 @@ def replay_adapter(
     longest_prompt: int | None = None,
     report: Callable[[dict], None] = lambda record: None,
     weights: Mapping[str, np.ndarray] | None = None,
+    device: str | None = None,
 ) -> dict:
     """Acceptance of an adapter on `limit` prompts of `data` for every tree (see `replay`), and the metric.
 
     The prompts are those that `evaluate` draws. `continuations`: JSON lines of the model's own text,
     made here where prompts are missing; every lossless adapter of a base shares them. Prompts of more
     than `longest_prompt` tokens (default: what leaves room for `max_tokens` in the context) are left
-    out and counted.
+    out and counted. device: `cpu`, `cuda` or `mps` (None: what is there).
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
     app = with_tokenizer_template(load_application(adapter.app), base.path)
@@ -95,7 +97,11 @@ def replay_adapter(
     shape = base.architecture
     max_tokens = max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
-    model = load_stream_model(base, adapter) if weights is None else with_weights(base, weights, adapter)
+    where = chosen_device(device)
+    if weights is None:
+        model = load_stream_model(base, adapter, device=where)
+    else:
+        model = with_weights(base, weights, adapter, where)
     settings = Continuation(max_tokens, stop_strings=app.stop_strings)
     made_from = _made_from(adapter, weights)
     outputs = _own_texts(model, tokenizer, tests, continuations, settings, made_from, report)

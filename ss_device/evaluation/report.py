@@ -14,6 +14,7 @@ from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.repetition import repeats
 from ss_device.evaluation.stopping import stop_length, text_before_stop
 from ss_device.evaluation.task_scores import task_scores
+from ss_device.reference.device import chosen_device
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.tokenizer_file import read_tokenizer
@@ -33,8 +34,11 @@ def evaluate_adapter(
     max_tokens: int | None,
     app_name: str | None = None,
     longest_prompt: int | None = None,
+    device: str | None = None,
 ) -> dict:
     """Decode `limit` rows of `data` on the float32 reference and report what happened.
+
+    device: `cpu`, `cuda` or `mps` (None: what is there).
 
     Prompts are drawn with a fixed seed, so every adapter and tree sees the same ones; rows of the same
     prompt are one prompt with several references; prompts that do not fit (see `fitting_prompts`) are left
@@ -45,9 +49,8 @@ def evaluate_adapter(
     tokenizer = read_tokenizer(base.path)
     max_tokens = max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, base.architecture, max_tokens, longest_prompt)
-    model = ReferenceStepModel(
-        load_stream_model(base, adapter), num_nodes, num_kept or num_nodes, None, prune_over
-    )
+    stream_model = load_stream_model(base, adapter, device=chosen_device(device))
+    model = ReferenceStepModel(stream_model, num_nodes, num_kept or num_nodes, None, prune_over)
     drafter = Drafter(num_nodes, shape, top_k, adapter.parent_bias())
     stop_ids = frozenset(base.architecture.eos_ids)
     strings = app.stop_strings

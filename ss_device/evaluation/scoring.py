@@ -14,6 +14,7 @@ from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.repetition import repeats
 from ss_device.evaluation.stopping import text_before_stop
 from ss_device.evaluation.task_scores import task_scores
+from ss_device.reference.device import chosen_device
 from ss_device.reference.stream_model import load_base
 from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training.chat_template import with_tokenizer_template
@@ -31,20 +32,23 @@ def score_model(
     batch_size: int = 32,
     longest_prompt: int | None = None,
     report: Callable[[dict], None] = lambda record: None,
+    device: str | None = None,
 ) -> dict:
-    """Greedy float32 answers to `limit` prompts (those `evaluate` draws) and their metric."""
+    """Greedy float32 answers to `limit` prompts (those `evaluate` draws) and their metric.
+
+    device: `cpu`, `cuda` or `mps` (None: what is there).
+    """
     base = open_base(base_folder)
     app = with_tokenizer_template(load_application(app_name), base.path)
     tokenizer = read_tokenizer(base.path)
     shape, max_tokens = base.architecture, max_tokens or app.max_tokens
     tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
     prompts = tests.ids
-    model = load_base(base) if lora is None else load_lora(base, lora)
+    where = chosen_device(device)
+    model = load_base(base, device=where) if lora is None else load_lora(base, lora, where)
     if lora is not None:
         with library_errors(f"{lora}: peft cannot run this LoRA"), torch.no_grad():
-            model(input_ids=torch.zeros((1, 1), dtype=torch.long), use_cache=False)
-    if torch.cuda.is_available():
-        model = model.to("cuda")
+            model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=where), use_cache=False)
     settings = Continuation(max_tokens, stop_strings=app.stop_strings)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts, repeating = [""] * len(prompts), [False] * len(prompts)

@@ -10,6 +10,7 @@ from ss_device.base_model import open_base
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError
 from ss_device.evaluation.acceptance import measure
+from ss_device.reference.device import chosen_device
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.tokenizer_file import read_tokenizer
@@ -17,7 +18,9 @@ from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.examples import encode_examples, load_prompts
 
 
-def decode_validation(adapter_folder: Path, base_folder: Path, texts: Path, max_length: int) -> dict:
+def decode_validation(
+    adapter_folder: Path, base_folder: Path, texts: Path, max_length: int, device: str | None = None
+) -> dict:
     """Decode the validation documents of an adapter's training with a chain of γ + 1 nodes, in float32.
 
     texts, max_length: what the adapter was trained on, the base's own greedy text, and its longest
@@ -38,7 +41,8 @@ def decode_validation(adapter_folder: Path, base_folder: Path, texts: Path, max_
     )
     documents = documents[: predicted["documents"]]
     nodes = adapter.config.num_streams + 1
-    model = ReferenceStepModel(load_stream_model(base, adapter), nodes, nodes, None, "draft")
+    stream_model = load_stream_model(base, adapter, device=chosen_device(device))
+    model = ReferenceStepModel(stream_model, nodes, nodes, None, "draft")
     prompts = [d.ids[: d.prompt_length].tolist() for d in documents]
     completions = [d.ids[d.prompt_length :].tolist() for d in documents]
     counts, outputs = measure(

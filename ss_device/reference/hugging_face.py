@@ -37,8 +37,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def load_base(base: BaseFolder, dtype: str = "float32") -> nn.Module:
-    """The base as a Hugging Face model in evaluation mode, every parameter frozen.
+def load_base(base: BaseFolder, dtype: str = "float32", device: torch.device | str = "cpu") -> nn.Module:
+    """The base as a Hugging Face model in evaluation mode on `device`, every parameter frozen.
 
     MLX's quantized matrices become the values they stand for, in `dtype`.
     """
@@ -46,12 +46,12 @@ def load_base(base: BaseFolder, dtype: str = "float32") -> nn.Module:
 
     config = plain_config(base.path)
     if base.is_packed:
-        return model_of(config, base.stored_weights(), base.architecture, dtype)
+        return model_of(config, base.stored_weights(), base.architecture, dtype, device)
     with library_errors(f"{base.path}: transformers cannot load this base model"):
         model = AutoModelForCausalLM.from_pretrained(
             base.path, config=config, dtype=getattr(torch, dtype), **NO_CODE
         )
-    return model.eval().requires_grad_(False)
+    return model.to(device).eval().requires_grad_(False)
 
 
 def plain_config(folder: Path):
@@ -81,7 +81,11 @@ def model_settings(config_class: type) -> frozenset[str]:
 
 
 def model_of(
-    config, weights: Mapping[str, np.ndarray], architecture: Architecture, dtype: str
+    config,
+    weights: Mapping[str, np.ndarray],
+    architecture: Architecture,
+    dtype: str,
+    device: torch.device | str = "cpu",
 ) -> nn.Module:
     """A frozen Hugging Face model in evaluation mode with these canonical weights, asked for one by one."""
     from transformers import AutoModelForCausalLM
@@ -89,7 +93,7 @@ def model_of(
     with library_errors("transformers cannot build this base model"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).to(getattr(torch, dtype))
         fill(model, weights, architecture)
-    return model.eval().requires_grad_(False)
+    return model.to(device).eval().requires_grad_(False)
 
 
 def fill(model: nn.Module, weights: Mapping[str, np.ndarray], architecture: Architecture) -> None:
@@ -149,8 +153,17 @@ class Modules:
         last = self._architecture.max_positions - 1
         return self("positions")(None, 0, positions.clamp(max=last))
 
-    def rotate(self, q, k, positions: torch.Tensor, window: int | None, context: int):
-        """q, k [B, H, T, D] turned by their positions [B, T]; as they are without rotary positions."""
+    @property
+    def rotates_by_length(self) -> bool:
+        """Whether `rotate` needs the text's length (LongRoPE). Reading it waits for the device."""
+        scaling = self._architecture.rope_scaling
+        return scaling is not None and scaling.kind == "longrope"
+
+    def rotate(self, q, k, positions: torch.Tensor, window: int | None, context: int | None):
+        """q, k [B, H, T, D] turned by their positions [B, T]; as they are without rotary positions.
+
+        context: the longest text in tokens; None where `rotates_by_length` says that it does not matter.
+        """
         if self._names.rotary is None:
             return q, k
         cos, sin = (t[:, None] for t in self._cos_sin(q, positions, window, context))
@@ -159,8 +172,7 @@ class Modules:
     def _cos_sin(self, x, positions, window, context):
         module = self._find(self._names.rotary)
         kind = (FULL if window is None else SLIDING,) if self._names.rotary_by_layer_type else ()
-        scaling = self._architecture.rope_scaling
-        if scaling is None or scaling.kind != "longrope":
+        if not self.rotates_by_length:
             return module(x, positions, *kind)
         # Hugging Face picks LongRoPE's factors by the largest position of each call. One call with the
         # context's last position picks them; then its frequencies serve all positions.

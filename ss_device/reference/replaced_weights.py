@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
@@ -10,12 +11,17 @@ from ss_device.reference.hugging_face import fill, load_base
 from ss_device.reference.stream_model import StreamModel, attach_adapter
 
 
-def with_weights(base: BaseFolder, weights: dict[str, np.ndarray], adapter: Adapter) -> StreamModel:
-    """Base and adapter in float32 and evaluation mode, every base parameter taken from `weights`.
+def with_weights(
+    base: BaseFolder,
+    weights: dict[str, np.ndarray],
+    adapter: Adapter,
+    device: torch.device | str = "cpu",
+) -> StreamModel:
+    """Base and adapter in float32 and evaluation mode on `device`, base parameters from `weights`.
 
     weights: canonical names (`Architecture.weight_shapes`). Raises UserError where they do not fit.
     """
     adapter.check_base(base)
     model = load_base(base)
     fill(model, weights, base.architecture)
-    return attach_adapter(model, base.architecture, adapter)
+    return attach_adapter(model.to(device), base.architecture, adapter)

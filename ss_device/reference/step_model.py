@@ -23,7 +23,10 @@ class ReferenceStepModel:
 
     num_kept < num_nodes prunes by early exit before the MSA layers; `prune_over` normalises edge
     scores over the draft's own tokens or the whole vocabulary (METHOD: One decoding step, 2).
+    last: what the last call gave, the prefill's too, of which a `Proposal` shows no main logits.
     """
+
+    last: Verified
 
     def __init__(
         self,
@@ -62,7 +65,8 @@ class ReferenceStepModel:
         check_prompt(self.limits, tokens)
         self.cache = [None] * len(self.cache)
         if len(tokens) > 1:
-            rows = self._rows(torch.tensor([list(tokens[:-1])]), torch.arange(len(tokens) - 1), None)
+            earlier = np.array(tokens[:-1], np.int64)
+            rows = self._rows(earlier, np.arange(len(earlier)), None)
             for index in range(len(self.cache)):
                 rows, self.cache[index] = self.model.layer(index, rows, None)
         verified = self.step(root_only(int(tokens[-1])), choose)
@@ -74,8 +78,7 @@ class ReferenceStepModel:
         """Verify a tree; see `StepModel`. `Verified.logits` holds the main logits [K', V]."""
         n, first = self.length, self.model.first_msa_layer
         check_tree(self.limits, tree, n)
-        positions = torch.from_numpy(n + tree.depths.astype(np.int64))
-        rows = self._rows(torch.from_numpy(tree.tokens.astype(np.int64))[None], positions, tree)
+        rows = self._rows(tree.tokens, n + tree.depths, tree)
         self._scratch = []
         for index in range(first):
             rows, new = self.model.layer(index, rows, self.cache[index])
@@ -84,17 +87,17 @@ class ReferenceStepModel:
         if tree.num_nodes > self.limits.num_kept:
             scores = node_scores(self.model, rows.main[0], tree, self.prune_over)
             self._kept = keep_best_nodes(scores, self.limits.num_kept).astype(np.int32)
-            rows = _select(rows, self._kept, n)
-        rows = self.model.start_streams(rows, torch.arange(len(self._kept))[None])
+            rows = _select(rows, self._here(self._kept), n)
+        rows = self.model.start_streams(rows, self._here(np.arange(len(self._kept)))[None])
         for index in range(first, len(self.cache)):
             rows, new = self.model.layer(index, rows, self.cache[index])
             self._scratch.append(new)
-        return self._verified(tree, rows, choose)
+        self.last = self._verified(tree, rows, choose)
+        return self.last
 
     def commit(self, path: Sequence[int]) -> None:
         """Append the path's keys and values; lower layers hold all nodes, upper ones the kept."""
-        nodes = torch.tensor(list(path))
-        among_kept = torch.from_numpy(kept_rows(self._kept, path).astype(np.int64))
+        nodes, among_kept = self._here(np.array(path)), self._here(kept_rows(self._kept, path))
         for index, (keys, values) in enumerate(self._scratch):
             chosen = nodes if index < self.model.first_msa_layer else among_kept
             new = (keys[:, :, chosen], values[:, :, chosen])
@@ -102,17 +105,17 @@ class ReferenceStepModel:
             joined = new if past is None else tuple(torch.cat(p, 2) for p in zip(past, new, strict=True))
             self.cache[index] = joined
 
-    def _rows(self, tokens: torch.Tensor, positions: torch.Tensor, tree: DraftTree | None) -> Rows:
-        count, n = tokens.shape[1], self.length
-        if tree is None:
-            among = torch.ones(count, count, dtype=torch.bool).tril()
-        else:
-            among = torch.from_numpy(tree.ancestor_mask())
-        mask = torch.cat([torch.ones(count, n, dtype=torch.bool), among], 1)
-        device = next(self.model.parameters()).device
-        positions = positions[None].to(device)
-        hidden = self.model.embed(tokens.to(device), positions)
-        return Rows(hidden, positions, mask[None].to(device), context=self.limits.context)
+    def _here(self, numbers: np.ndarray) -> torch.Tensor:
+        """Whole numbers as int64 on the model's device."""
+        return torch.from_numpy(numbers.astype(np.int64)).to(self.model.device)
+
+    def _rows(self, tokens: np.ndarray, positions: np.ndarray, tree: DraftTree | None) -> Rows:
+        count, n = len(tokens), self.length
+        among = np.tri(count, dtype=bool) if tree is None else tree.ancestor_mask()
+        mask = torch.from_numpy(np.concatenate([np.ones((count, n), bool), among], 1))
+        placed = self._here(positions)[None]
+        hidden = self.model.embed(self._here(tokens)[None], placed)
+        return Rows(hidden, placed, mask[None].to(self.model.device), context=self.limits.context)
 
     def _verified(self, tree: DraftTree, rows: Rows, choose: Choose | None) -> Verified:
         logits = self.model.logits(rows.main[0]).float().cpu().numpy()
@@ -129,13 +132,11 @@ def node_scores(model: StreamModel, hidden: torch.Tensor, tree: DraftTree, prune
     hidden [N, h] at the first MSA layer's input. `draft` normalises each parent's logits over the
     tokens of all nodes but the root (a token that stands twice counts twice), `vocabulary` over V.
     """
-    tokens = torch.from_numpy(tree.tokens.astype(np.int64)).to(hidden.device)
+    columns = tree.tokens[1:].astype(np.int64)
     logits = model.early_logits(hidden).float()
     if prune_over == "draft":
-        logits = logits[:, tokens[1:]]
-        columns = torch.arange(tree.num_nodes - 1)
-    else:
-        columns = tokens[1:]
+        logits = logits[:, torch.from_numpy(columns).to(hidden.device)]
+        columns = np.arange(tree.num_nodes - 1)
     log_probs = logits.log_softmax(-1).cpu().numpy()
     scores = np.zeros(tree.num_nodes, np.float32)
     for node in range(1, tree.num_nodes):
@@ -144,9 +145,8 @@ def node_scores(model: StreamModel, hidden: torch.Tensor, tree: DraftTree, prune
     return scores
 
 
-def _select(rows: Rows, kept: np.ndarray, prefix: int) -> Rows:
-    """The kept main rows, their positions, and their mask over the prefix and one another."""
-    index = torch.from_numpy(kept.astype(np.int64)).to(rows.main.device)
+def _select(rows: Rows, index: torch.Tensor, prefix: int) -> Rows:
+    """The main rows at `index` [K], their positions, their mask over the prefix and one another."""
     prefix_columns = torch.arange(prefix, device=index.device)
     columns = torch.cat([prefix_columns, prefix + index])
     return replace(

@@ -74,6 +74,11 @@ class StreamModel(nn.Module):
         self.parts = StreamParameters(config, architecture)
 
     @property
+    def device(self) -> torch.device:
+        """Where all of it is."""
+        return next(self.parameters()).device
+
+    @property
     def first_msa_layer(self) -> int:
         return self.architecture.num_layers - self.config.num_msa_layers
 
@@ -173,7 +178,9 @@ class StreamModel(nn.Module):
         if self.architecture.qk_norm:
             q, k = self._norm(index, "attn.q_norm", q), self._norm(index, "attn.k_norm", k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        context = rows.context or int(rows.positions.max()) + 1
+        context = rows.context
+        if context is None and self.own.rotates_by_length:
+            context = int(rows.positions.max()) + 1
         q, k = self.own.rotate(q, k, positions, self.architecture.window(index), context)
         return q, k, v
 
@@ -317,21 +324,23 @@ def add_lora(model: nn.Module, architecture: Architecture, config: SpeculativeCo
     )
 
 
-def load_stream_model(base: BaseFolder, adapter: Adapter, dtype: str = "float32") -> StreamModel:
-    """Base and adapter as one model in evaluation mode. Raises UserError when they do not fit."""
+def load_stream_model(
+    base: BaseFolder, adapter: Adapter, dtype: str = "float32", device: torch.device | str = "cpu"
+) -> StreamModel:
+    """Base and adapter as one model in evaluation mode on `device`. UserError when they do not fit."""
     adapter.check_base(base)
-    return attach_adapter(load_base(base, dtype), base.architecture, adapter)
+    return attach_adapter(load_base(base, dtype, device), base.architecture, adapter)
 
 
 def attach_adapter(model: nn.Module, architecture: Architecture, adapter: Adapter) -> StreamModel:
-    """A StreamModel from a loaded Hugging Face model and an adapter in memory."""
-    dtype = next(model.parameters()).dtype
+    """A StreamModel from a loaded Hugging Face model, where that is, and an adapter in memory."""
+    first = next(model.parameters())
     if adapter.config.lora_rank:
         model = add_lora(model, architecture, adapter.config)
         _copy_lora(model, architecture, adapter)
     stream_model = StreamModel(model, architecture, adapter.config)
     stream_model.parts.from_numpy(adapter.tensors)
-    return stream_model.to(dtype).eval().requires_grad_(False)
+    return stream_model.to(first.device, first.dtype).eval().requires_grad_(False)
 
 
 def _copy_lora(model: nn.Module, architecture: Architecture, adapter: Adapter) -> None:

@@ -36,11 +36,11 @@ def build_stream_model(
     config: SpeculativeConfig,
     seed: int,
     schedule: AdapterSchedule | None = None,
-    device_index: int = 0,
+    device: torch.device | str = "cpu",
 ) -> StreamModel:
     """Frozen base (as `schedule` says, by default float32) with freshly initialised parts and LoRA."""
     torch.manual_seed(seed)
-    model = load_training_base(base, schedule or AdapterSchedule(), device_index)
+    model = load_training_base(base, schedule or AdapterSchedule(), device)
     if config.lora_rank:
         model = add_lora(model, base.architecture, config)
     return StreamModel(model, base.architecture, config)
@@ -60,6 +60,7 @@ def train_adapter(
     parent_bias: dict[str, np.ndarray] | None = None,
     force: bool = False,
     golden_prompts: str = "",
+    device: str | None = None,
 ) -> Adapter:
     """Train an adapter and write its folder to `output`; checkpoints and log in `<output>.run/`.
 
@@ -68,21 +69,22 @@ def train_adapter(
     from `load_parent_bias` to start from; with `markov_shared` they are required and stay frozen. force: an
     earlier run and the adapter it wrote are replaced.
 
-    golden_prompts: what `golden_prompts.jsonl` of the folder holds, if anything.
+    golden_prompts: what `golden_prompts.jsonl` of the folder holds, if anything. device: `cpu`, `cuda` or
+    `mps` (None: what is there).
 
     `report` receives every log record on the first process: step, steps, parts, seconds,
     tokens_per_second, eta (seconds), and `valid` (see `validation.summary`) where that was measured.
     """
     _check_inputs(base, config, schedule, train, start)
     _check_parent_bias(config, start, parent_bias)
-    accelerator = joined_processes()
+    accelerator = joined_processes(device)
     folder = run_folder(output)
     settings = _settings(base, config, schedule, train, valid, start, parent_bias)
     if accelerator.is_main_process:
         check_output_folder(output, "an adapter", is_adapter, force or resume)
         open_run(folder, settings, resume, force)
     accelerator.wait_for_everyone()
-    model = _initial_model(base, config, schedule, start, accelerator.local_process_index, parent_bias)
+    model = _initial_model(base, config, schedule, start, accelerator.device, parent_bias)
     optimizer = torch.optim.AdamW(
         list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
     )
@@ -136,8 +138,8 @@ def _check_parent_bias(config, start, parent_bias) -> None:
         raise UserError("markov_shared needs the base's parent bias (--parent-bias)")
 
 
-def _initial_model(base, config, schedule, start, device_index, parent_bias=None) -> StreamModel:
-    model = build_stream_model(base, config, schedule.seed, schedule, device_index)
+def _initial_model(base, config, schedule, start, device, parent_bias=None) -> StreamModel:
+    model = build_stream_model(base, config, schedule.seed, schedule, device)
     if start is not None:
         _start_from(model, start, base)
     if parent_bias is not None:
@@ -165,8 +167,7 @@ def _whole_model(accelerator, model, base, config, schedule, start, parent_bias)
     """The trained model of this process; one that FSDP has cut up is put together again."""
     if accelerator.distributed_type != DistributedType.FSDP:
         return model
-    device_index = accelerator.local_process_index
-    whole = _initial_model(base, config, schedule, start, device_index, parent_bias)
+    whole = _initial_model(base, config, schedule, start, accelerator.device, parent_bias)
     copy_trainable(model, whole)
     return whole
 

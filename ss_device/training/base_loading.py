@@ -1,4 +1,4 @@
-"""The frozen base of a training run: float32, bfloat16, or quantized to NF4 on a CUDA device."""
+"""The frozen base of a training run: float32, bfloat16, or quantized to NF4."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from ss_device.training.schedule import AdapterSchedule
 
 def check_quantization(schedule: AdapterSchedule) -> None:
     """Raise UserError where the base cannot be quantized as the schedule says."""
-    if not schedule.quantize_base:
-        return
-    if not torch.cuda.is_available():
-        raise UserError("quantize-base nf4 needs a CUDA GPU, and none is visible here")
-    if find_spec("bitsandbytes") is None:
+    if schedule.quantize_base and find_spec("bitsandbytes") is None:
         raise UserError("quantize-base nf4 needs bitsandbytes (pip install 'ss-device[cuda]')")
 
 
-def load_training_base(base: BaseFolder, schedule: AdapterSchedule, device_index: int = 0) -> nn.Module:
-    """The base as a frozen Hugging Face model.
+def load_training_base(
+    base: BaseFolder, schedule: AdapterSchedule, device: torch.device | str = "cpu"
+) -> nn.Module:
+    """The base as a frozen Hugging Face model, quantized on `device` or as it is on the CPU.
 
     bf16 precision halves the frozen weights' memory; NF4 (v2 App. J) quarters it again, computing in
-    bfloat16. What is trained stays in float32 either way.
+    bfloat16 (`AdapterSchedule.computes_in_half`). What is trained stays in float32 either way.
     """
     check_quantization(schedule)
     if schedule.quantize_base:
-        return _quantized(base, device_index)
+        return _quantized(base, device)
     return load_base(base, "bfloat16" if schedule.precision == "bf16" else "float32")
 
 
-def _quantized(base: BaseFolder, device_index: int) -> nn.Module:
+def _quantized(base: BaseFolder, device: torch.device | str) -> nn.Module:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     if base.is_packed:
@@ -50,7 +48,7 @@ def _quantized(base: BaseFolder, device_index: int) -> nn.Module:
         config=plain_config(base.path),
         quantization_config=settings,
         dtype=torch.bfloat16,
-        device_map={"": device_index},
+        device_map={"": device},
         **NO_CODE,
     )
     return model.eval().requires_grad_(False)

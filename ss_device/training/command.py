@@ -9,7 +9,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ss_device.command_line import CommandParser, positive, positive_number, print_json, run_command
+from ss_device.command_line import (
+    CommandParser,
+    add_device,
+    positive,
+    positive_number,
+    print_json,
+    run_command,
+)
 from ss_device.errors import UserError
 
 DESCRIPTION = "Train base models and speculative adapters, and measure them."
@@ -84,6 +91,7 @@ def _add_base(commands) -> None:
         help="measure the recipe's checks this often, and at the end",
     )  # fmt: skip
     base.add_argument("--shard-size", default="50GB", metavar="SIZE", help="largest weight file, as 15MB")
+    add_device(base)
     base.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
     base.set_defaults(run=run_base)
 
@@ -205,6 +213,7 @@ def _add_parent_bias(commands) -> None:
     bias.add_argument("--rank", type=positive, default=32)
     bias.add_argument("--epochs", type=positive, default=30)
     bias.add_argument("--seed", type=int, default=0)
+    add_device(bias)
     bias.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
     bias.set_defaults(run=run_parent_bias)
 
@@ -265,6 +274,7 @@ def _add_evaluate(commands) -> None:
     evaluate.add_argument("--prune-over", choices=("draft", "vocabulary"), default="draft")
     evaluate.add_argument("--max-tokens", type=positive)
     evaluate.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
+    add_device(evaluate)
     evaluate.add_argument("--json", action="store_true", help="one JSON object on stdout")
     evaluate.set_defaults(run=run_evaluate)
 
@@ -288,6 +298,7 @@ def _add_replay(commands) -> None:
     replay.add_argument("--limit", type=positive, default=200)
     replay.add_argument("--max-tokens", type=positive)
     replay.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
+    add_device(replay)
     replay.add_argument("--json", action="store_true", help="one JSON object on stdout")
     replay.set_defaults(run=run_replay)
 
@@ -296,6 +307,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("app", help="application: a folder under apps/ or $SS_APPS, or its path")
     parser.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     parser.add_argument("--data", required=True, help=DATA_HELP)
+    add_device(parser)
     parser.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
 
 
@@ -317,14 +329,16 @@ def run_base(arguments: argparse.Namespace) -> int:
     with writing(arguments.output), training_progress(recipe.name, arguments.json) as report:
         pretrain(
             recipe, arguments.data, arguments.output, budget if given else None, arguments.resume,
-            arguments.precision or default_precision(), arguments.checkpoint_minutes,
+            arguments.precision or default_precision(arguments.device), arguments.checkpoint_minutes,
             arguments.check_minutes, report, arguments.start, arguments.tokenizer, arguments.shard_size,
-            arguments.force,
+            arguments.force, arguments.device,
         )  # fmt: skip
     return 0
 
 
 def run_distill(arguments: argparse.Namespace) -> int:
+    from ss_device.reference.device import chosen_device
+    from ss_device.reference.stream_model import load_base
     from ss_device.tokenizer_file import read_tokenizer
     from ss_device.training.continuations import Continuation
     from ss_device.training.distill import Prompt, distill
@@ -334,7 +348,7 @@ def run_distill(arguments: argparse.Namespace) -> int:
 
     if arguments.samples > 1 and arguments.temperature == 0:
         raise UserError("--samples needs --temperature above 0: greedy texts are all the same")
-    app, base = _application_and_base(arguments)
+    where, (app, base) = chosen_device(arguments.device), _application_and_base(arguments)
     settings = Continuation(
         arguments.max_tokens, arguments.temperature, arguments.top_p, arguments.seed, app.stop_strings
     )
@@ -356,7 +370,7 @@ def run_distill(arguments: argparse.Namespace) -> int:
     }
     with training_progress(f"{app.name}: continuations", arguments.json) as report:
         distill(
-            _on_fastest_device(base), tokenizer, prompts, arguments.output, ends, settings, made_from,
+            load_base(base, device=where), tokenizer, prompts, arguments.output, ends, settings, made_from,
             arguments.samples, arguments.batch_size, report,
         )  # fmt: skip
     return 0
@@ -393,18 +407,10 @@ def run_parent_bias(arguments: argparse.Namespace) -> int:
             arguments.epochs,
             seed=arguments.seed,
             report=report,
+            device=arguments.device,
         )
     save_parent_bias(tensors, base.identity, arguments.output)
     return 0
-
-
-def _on_fastest_device(base):
-    """The base model in evaluation mode, on the GPU where there is one."""
-    import torch
-
-    from ss_device.reference.stream_model import load_base
-
-    return load_base(base).to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _application_and_base(arguments: argparse.Namespace):
@@ -436,7 +442,7 @@ def run_lora(arguments: argparse.Namespace) -> int:
     with writing(arguments.output), training_progress(f"{app.name}: LoRA", arguments.json) as report:
         train_lora(
             base, app, arguments.rank, arguments.alpha, schedule, documents, arguments.output,
-            arguments.resume, report, arguments.force,
+            arguments.resume, report, arguments.force, arguments.device,
         )  # fmt: skip
     return 0
 
@@ -449,7 +455,7 @@ def run_score(arguments: argparse.Namespace) -> int:
         result = score_model(
             arguments.app, arguments.base, arguments.lora, arguments.data, arguments.limit,
             arguments.max_tokens, arguments.batch_size, arguments.longest_prompt,
-            lambda r: None if arguments.json else report(r),
+            lambda r: None if arguments.json else report(r), arguments.device,
         )  # fmt: skip
     _print_result(result, arguments.json)
     return 0
@@ -498,6 +504,7 @@ def run_adapter(arguments: argparse.Namespace) -> int:
         train_adapter(
             base, app, config, schedule, documents[held:] or documents, documents[:held],
             arguments.output, arguments.resume, report, start, bias, arguments.force, golden,
+            arguments.device,
         )  # fmt: skip
     return 0
 
@@ -535,6 +542,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         app_name=arguments.app,
         longest_prompt=arguments.longest_prompt,
+        device=arguments.device,
     )
     _print_result(result, arguments.json)
     return 0
@@ -556,6 +564,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
             arguments.max_tokens,
             arguments.longest_prompt,
             report,
+            device=arguments.device,
         )
     if arguments.json:
         print_json(result)

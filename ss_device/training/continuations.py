@@ -92,7 +92,9 @@ class KeyedSampling(LogitsProcessor):
         self.settings, self.seeds, self.lengths, self.width = settings, seeds, lengths, width
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        made = input_ids.shape[1] - self.width
+        made, given = input_ids.shape[1] - self.width, scores
+        if scores.device.type == "mps":  # Metal has no float64
+            scores = scores.cpu()
         uniform = torch.tensor(
             [keyed_uniform(s, n + made) for s, n in zip(self.seeds, self.lengths, strict=True)],
             dtype=torch.float64,
@@ -111,7 +113,7 @@ class KeyedSampling(LogitsProcessor):
         # Rounding can put the product on the total itself; the last possible token is meant then.
         last = probs.shape[-1] - 1 - (probs.flip(-1) > 0).int().argmax(-1, keepdim=True)
         chosen = torch.minimum(chosen, last)
-        return torch.full_like(scores, -torch.inf).scatter(-1, chosen, 0.0)
+        return torch.full_like(given, -torch.inf).scatter(-1, chosen.to(given.device), 0.0)
 
 
 class StopAtStrings(StoppingCriteria):

@@ -18,6 +18,7 @@ from ss_device.config import SpeculativeConfig
 from ss_device.errors import NotFinite, UserError, library_errors
 from ss_device.files import check_plain
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
+from ss_device.reference.device import chosen_device
 from ss_device.reference.stream_model import add_lora, load_base
 from ss_device.strict_json import read_json, typed
 from ss_device.training.batching import collate
@@ -54,6 +55,7 @@ def train_lora(
     resume: bool = False,
     report: Callable[[dict], None] = lambda line: None,
     force: bool = False,
+    device: str | None = None,
 ) -> None:
     """Fine-tune LoRA on all projections (mean CE over generated tokens) and write a PEFT folder.
 
@@ -67,9 +69,8 @@ def train_lora(
     open_run(run, settings, resume, force)
     torch.manual_seed(schedule.seed)
     config = SpeculativeConfig(mode="shared", lora_rank=rank, lora_alpha=alpha)
-    model = add_lora(load_base(base), base.architecture, config).to(
-        "cuda" if torch.cuda.is_available() else "cpu"
-    )
+    where = chosen_device(device)
+    model = add_lora(load_base(base), base.architecture, config).to(where)
     optimizer = torch.optim.AdamW(
         list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
     )
@@ -158,8 +159,8 @@ def _table(raw: dict, name: str, folder: Path) -> dict:
     return raw[name]
 
 
-def load_lora(base: BaseFolder, folder: Path) -> torch.nn.Module:
-    """Base and a PEFT folder as one model in evaluation mode.
+def load_lora(base: BaseFolder, folder: Path, device: torch.device | str = "cpu") -> torch.nn.Module:
+    """Base and a PEFT folder as one model in evaluation mode on `device`.
 
     Raises UserError when the folder is none, or its finetune.json names another base.
     """
@@ -174,4 +175,4 @@ def load_lora(base: BaseFolder, folder: Path) -> torch.nn.Module:
             )
     model = load_base(base)
     with library_errors(f"{folder}: peft cannot load this LoRA"):
-        return PeftModel.from_pretrained(model, folder).eval()
+        return PeftModel.from_pretrained(model, folder).to(device).eval()

@@ -28,7 +28,7 @@ class StreamLoss(nn.Module):
         self.model = model
         self.weights = loss_weights(model.config, schedule)
         self.checkpointing = schedule.gradient_checkpointing
-        self.half = schedule.precision == "bf16"
+        self.half = schedule.computes_in_half
 
     def forward(
         self, batch: Batch | Segment | list[Segment], caches: Caches | None = None, ranks: bool = False

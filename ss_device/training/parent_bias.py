@@ -19,6 +19,7 @@ from ss_device.base_model import BaseFolder, BaseIdentity
 from ss_device.errors import UserError
 from ss_device.files import read_tensors
 from ss_device.outputs import file_in_one_go
+from ss_device.reference.device import chosen_device
 from ss_device.reference.stream_parameters import ParentBiasFactors
 from ss_device.training.corpus import Document
 
@@ -26,14 +27,19 @@ NAMES = ("markov.u", "markov.v")
 
 
 def bigram_counts(documents: Sequence[Document]) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct (parent, child) pairs [n, 2] of generated text, sorted by parent, and their counts [n]."""
+    """Distinct (parent, child) pairs [n, 2] of generated text, sorted by parent, and their counts [n].
+
+    Both tokens lie in the same generated span, as every parent and target of a stream do: what a user says
+    between two answers of a chat does not count.
+    """
     pairs = [
-        np.stack([d.ids[d.prompt_length : -1], d.ids[d.prompt_length + 1 :]], 1)
+        np.stack([d.ids[first : end - 1], d.ids[first + 1 : end]], 1)
         for d in documents
-        if len(d.ids) - d.prompt_length > 1
+        for first, end in d.generated
+        if end - first > 1
     ]
     if not pairs:
-        raise UserError("parent bias: no completion has two tokens")
+        raise UserError("parent bias: no generated span has two tokens")
     return np.unique(np.concatenate(pairs).astype(np.int64), axis=0, return_counts=True)
 
 
@@ -46,16 +52,19 @@ def train_parent_bias(
     learning_rate: float = 0.02,
     seed: int = 0,
     report: Callable[[dict], None] = lambda record: None,
+    device: str | None = None,
 ) -> dict[str, np.ndarray]:
     """Factors `markov.u`, `markov.v` [V, rank] that maximise the likelihood of the documents' bigrams.
 
-    Full softmax over the vocabulary, batches of distinct parents weighted by their counts.
+    Full softmax over the vocabulary, batches of distinct parents weighted by their counts. device: `cpu`,
+    `cuda` or `mps` (None: what is there); the factors start as on the CPU.
     """
+    where = chosen_device(device)
     torch.manual_seed(seed)
     pairs, counts = bigram_counts(documents)
     parents, starts = np.unique(pairs[:, 0], return_index=True)
     bounds = np.append(starts, len(pairs))
-    factors = ParentBiasFactors(vocab_size, rank)
+    factors = ParentBiasFactors(vocab_size, rank).to(where)
     optimizer = torch.optim.AdamW(factors.parameters(), lr=learning_rate, weight_decay=0.0)
     rng = np.random.default_rng(seed)
     batches = -(-len(parents) // parents_per_batch)
@@ -70,16 +79,17 @@ def train_parent_bias(
             optimizer.zero_grad()
             total += float(loss.detach())
         report({"step": epoch + 1, "steps": epochs, "loss": round(total / counts.sum(), 4)})
-    return {f"markov.{n}": p.detach().numpy() for n, p in factors.named_parameters()}
+    return {f"markov.{n}": p.detach().cpu().numpy() for n, p in factors.named_parameters()}
 
 
 def _negative_log_likelihood(factors, parents, bounds, pairs, counts, chosen):
     """Summed over the bigrams of the parents `chosen`, and the number of those bigrams."""
     rows = np.concatenate([np.arange(bounds[p], bounds[p + 1]) for p in chosen])
     owner = np.repeat(np.arange(len(chosen)), bounds[chosen + 1] - bounds[chosen])
-    log_probs = functional.log_softmax(factors(torch.from_numpy(parents[chosen])), -1)
-    weights = torch.from_numpy(counts[rows]).float()
-    found = log_probs[torch.from_numpy(owner), torch.from_numpy(pairs[rows, 1])]
+    where = factors.u.device
+    log_probs = functional.log_softmax(factors(torch.from_numpy(parents[chosen]).to(where)), -1)
+    weights = torch.from_numpy(counts[rows]).float().to(where)
+    found = log_probs[torch.from_numpy(owner).to(where), torch.from_numpy(pairs[rows, 1]).to(where)]
     return -(found * weights).sum(), weights.sum()
 
 

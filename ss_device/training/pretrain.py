@@ -17,6 +17,7 @@ from ss_device.errors import UserError, library_errors
 from ss_device.families import read_architecture
 from ss_device.files import check_plain
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only, recover_folder
+from ss_device.reference.device import chosen_device
 from ss_device.reference.hugging_face import model_settings, plain_config
 from ss_device.strict_json import read_json, typed
 from ss_device.tokenizer_file import read_tokenizer
@@ -71,6 +72,7 @@ def pretrain(
     tokenizer_of: Path | None = None,
     shard_size: str = "50GB",
     force: bool = False,
+    device: str | None = None,
 ) -> None:
     """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
 
@@ -82,10 +84,10 @@ def pretrain(
 
     `start`: a Hugging Face folder of the recipe's shape whose weights and tokenizer are the starting
     point. tokenizer_of: a folder whose tokenizer is taken instead of training one, for a draft model,
-    say. precision: fp32 or bf16 (autocast). force: an earlier run and what it wrote are replaced. Raises
-    UserError when one of them does not fit.
+    say. precision: fp32 or bf16 (autocast). force: an earlier run and what it wrote are replaced. device:
+    `cpu`, `cuda` or `mps` (None: what is there). Raises UserError when one of them does not fit.
     """
-    accelerator = joined_processes()
+    accelerator = joined_processes(device)
     recipe = recipe.on(accelerator.device.type)
     if not resume:
         _checked_budget(budget, recipe)
@@ -116,9 +118,9 @@ def pretrain(
         mark_written(run, progress)
 
 
-def default_precision() -> str:
+def default_precision(device: str | None = None) -> str:
     """bf16 autocast where a GPU computes; float32, which resumes to the same bytes, elsewhere."""
-    return "bf16" if torch.cuda.is_available() else "fp32"
+    return "bf16" if chosen_device(device).type == "cuda" else "fp32"
 
 
 def _checked_budget(budget: Budget | None, recipe: Recipe) -> Budget:

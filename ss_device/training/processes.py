@@ -7,11 +7,18 @@ import os
 from accelerate import Accelerator
 
 from ss_device.errors import UserError
+from ss_device.reference.device import chosen_device
 
 
-def joined_processes() -> Accelerator:
-    """The Accelerator; UserError where processes were launched that accelerate could not join."""
-    accelerator, started = Accelerator(), int(os.environ.get("WORLD_SIZE", "1"))
+def joined_processes(device: str | None = None) -> Accelerator:
+    """The Accelerator on `device` (None: what is there, see `chosen_device`).
+
+    UserError where that is not there, and where processes were launched that accelerate could not join.
+    """
+    kind = chosen_device(device).type
+    accelerator, started = Accelerator(cpu=kind == "cpu"), int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.device.type != kind:
+        raise UserError(f"--device {kind}: accelerate computes on {accelerator.device.type} here")
     if started != accelerator.num_processes:
         raise UserError(
             f"{started} processes were started, but accelerate joins {accelerator.num_processes}: "

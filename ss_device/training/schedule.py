@@ -68,6 +68,12 @@ class AdapterSchedule:
         if self.patience and not self.evaluate_every:
             raise UserError("patience needs evaluate_every: without validation nothing can be judged")
 
+    @property
+    def computes_in_half(self) -> bool:
+        """Whether the model runs under bfloat16 autocast: in bf16, and over a base quantized to NF4, whose
+        layers are bfloat16 beside trained parts in float32."""
+        return self.precision == "bf16" or bool(self.quantize_base)
+
 
 @dataclass(frozen=True)
 class LossWeights:
