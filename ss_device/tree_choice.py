@@ -20,10 +20,11 @@ def choose_on_tree(
     everywhere without one, the token is drawn, and the walk goes on where it was drafted.
     """
     choices = _Choices(chooser, tree, list(text), kept, logits)
+    lossy = getattr(chooser, "lossy_typical", None) is not None
     chosen = np.full(len(kept), -1, np.int32)
     node, path = 0, []
     while True:
-        for following in choices.longest_typical(node, path) if chooser.lossy_typical else ():
+        for following in choices.longest_typical(node, path) if lossy else ():
             chosen[choices.row[node]] = tree.tokens[following]
             path.append(int(tree.tokens[following]))
             node = following

@@ -128,7 +128,7 @@ class MLXLMChooser:
     sampler: Callable | None = None
     processors: tuple[Callable, ...] = ()
 
-    def __call__(self, logits: np.ndarray, text: Sequence[int], drafted: Sequence[int]) -> int:
+    def __call__(self, logits: np.ndarray, text: Sequence[int]) -> int:
         """The token after `text` (prompt, output and the node's own path) under logits [V]."""
         import mlx.core as mx
 

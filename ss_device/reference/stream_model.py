@@ -239,8 +239,8 @@ class StreamModel(nn.Module):
         kv, count, gamma = k.shape[1], k.shape[2], k.shape[3]
         index = rows.stream_rows[:, None, :, None, None].expand(batch, kv, count, gamma, d)
         # One spare row takes the padding entries, which must not touch a real row.
-        own_k = q.new_zeros(batch, kv, length + 1, gamma, d).scatter(2, index, k)[:, :, :length]
-        own_v = q.new_zeros(batch, kv, length + 1, gamma, d).scatter(2, index, v)[:, :, :length]
+        own_k = k.new_zeros(batch, kv, length + 1, gamma, d).scatter(2, index, k)[:, :, :length]
+        own_v = v.new_zeros(batch, kv, length + 1, gamma, d).scatter(2, index, v)[:, :, :length]
         carries = torch.zeros(batch, length + 1, dtype=torch.bool, device=q.device)
         carries = carries.scatter(1, rows.stream_rows, True)[:, None, None, :length, None]
         grouped = q.unflatten(1, (kv, -1)) * self.architecture.query_scale

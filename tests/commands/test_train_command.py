@@ -119,7 +119,9 @@ def bad_inputs(folder):
         "num_streams 256 must be below the base model's context of 256",
     )
     yield [*good, "--max-length", "257"], "--max-length 257 exceeds the base model's context of 256"
-    yield [*good, "--quantize-base", "nf4"], "nf4 needs a CUDA GPU"
+    yield [*good, "--device", "mps"], "--device mps: PyTorch"
+    yield ["score", "sqlctx", "--base", base, "--data", data, "--device", "mps"], "finds none here"
+    yield ["evaluate", out, "--base", base, "--data", data, "--device", "gpu"], "invalid choice: 'gpu'"
     yield [*good, "--quantize-base", "int3"], "quantize_base 'int3' is not one of nf4"
     yield [*good, "--precision", "fp8"], "precision 'fp8' is not one of fp32, bf16"
     yield [*good, "--pruning", "never"], "pruning 'never' is not one of joint, after"

@@ -156,7 +156,7 @@ def test_a_lossy_choice_is_named():
 def test_greedy_needs_no_chooser_and_takes_penalties():
     assert make_chooser(0.0, {}) is None
     assert make_chooser(0.0, {"seed": 4}) is None
-    assert make_chooser(0.0, {}, {"presence": 5.0})(np.array([3.0, 1.0], np.float32), [0], ()) == 1
+    assert make_chooser(0.0, {}, {"presence": 5.0})(np.array([3.0, 1.0], np.float32), [0]) == 1
 
 
 @pytest.mark.parametrize(

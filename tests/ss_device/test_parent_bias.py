@@ -7,6 +7,7 @@ import pytest
 
 from ss_device.errors import UserError
 from ss_device.training.corpus import Document
+from ss_device.training.losses import IGNORE, make_batch
 from ss_device.training.parent_bias import (
     bigram_counts,
     load_parent_bias,
@@ -24,6 +25,20 @@ def test_counts_only_generated_pairs():
     assert counts.tolist() == [2, 1, 1]
     with pytest.raises(UserError, match="two tokens"):
         bigram_counts(documents[1:])
+
+
+def test_what_a_user_says_between_two_answers_does_not_count():
+    chat = Document(np.array([1, 8, 5, 6, 2, 9, 9, 9, 7, 2], np.int32), 2, ((2, 5), (8, 10)))
+    pairs, counts = bigram_counts([chat])
+    assert pairs.tolist() == [[5, 6], [6, 2], [7, 2]] and counts.tolist() == [1, 1, 1]
+    # The pairs that streams learn from: a parent and its target in one span.
+    batch = make_batch([chat], 2)
+    learnt = {
+        (int(parent), int(target))
+        for parent, target in zip(batch.parents.flatten(), batch.targets.flatten(), strict=True)
+        if target != IGNORE
+    }
+    assert learnt == set(map(tuple, pairs.tolist()))
 
 
 def test_a_known_bigram_model_is_recovered():

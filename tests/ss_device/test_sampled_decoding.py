@@ -115,21 +115,6 @@ def test_processors_see_each_nodes_own_text():
     assert len(runs) == 1
 
 
-def test_typical_acceptance_takes_drafts_that_sampling_would_not():
-    peaked, flat = np.log([0.7, 0.2, 0.05, 0.05]), np.zeros(4)
-    rule = TypicalAcceptance(epsilon=0.3, delta=0.3)
-    probs = Sampling().probabilities
-    assert rule.accept(probs(peaked), [1, 0]) == 0
-    assert rule.accept(probs(peaked), [2]) is None  # 0.05 < 0.3 · exp(−0.87) = 0.126
-    assert rule.accept(probs(flat), [3, 2]) == 2  # 0.25 > 0.3 · exp(−1.39) = 0.075; ties: the lower id
-    calls = {True: 0, False: 0}
-    for seed in range(20):
-        for lossy in calls:
-            chooser = Chooser(Sampling(seed=seed), lossy_typical=rule if lossy else None)
-            calls[lossy] += len(list(decode(Markov(), Drafter(8), [0], 30, chooser=chooser)))
-    assert calls[True] < calls[False]
-
-
 def test_greedy_back_ends_refuse_a_chooser():
     with pytest.raises(UserError, match="greedily inside its graph"):
         next(decode(Markov(greedy_only=True), Drafter(8), [0], 5, chooser=Chooser(Sampling())))
