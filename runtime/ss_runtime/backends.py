@@ -236,9 +236,16 @@ def blas_threads() -> int | None:
 
 
 def open_reference(
-    bundle: Bundle, adapter: BundledAdapter, dtype: str = "float32", device: str | None = None
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    dtype: str = "float32",
+    device: str | None = None,
+    context: int | None = None,
 ) -> StepModel:
-    """PyTorch on the bundle's own weights. device: `cpu`, `cuda` or `mps` (None: what is there)."""
+    """PyTorch on the bundle's own weights.
+
+    device: `cpu`, `cuda` or `mps` (None: what is there); context: tokens it may hold (None: as the base).
+    """
     from ss_device.reference.device import chosen_device
     from ss_device.reference.step_model import ReferenceStepModel
     from ss_device.reference.stream_model import attach_adapter
@@ -248,7 +255,7 @@ def open_reference(
     held = adapter_in_memory(bundle, adapter)
     held.check_shapes(architecture)
     model = attach_adapter(base, architecture, held)
-    return ReferenceStepModel(model, adapter.num_nodes, **_pruning(adapter))
+    return ReferenceStepModel(model, adapter.num_nodes, context=context, **_pruning(adapter))
 
 
 def hugging_face_model(bundle: Bundle, dtype: str = "float32"):

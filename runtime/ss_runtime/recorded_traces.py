@@ -61,8 +61,8 @@ def record_bundle(
     """Record each adapter of `names` with the reference on the bundle's weights; write `folder` in one go.
 
     prompts: JSON lines with `prompt` or the application's fields (None: the texts of the bundle's golden
-    traces). Trees and pruning are the bundle's; at most 64 tokens a prompt. Raises UserError where the
-    reference cannot run here, and for a prompt that does not fit.
+    traces). Trees, pruning and context are the bundle's; at most 64 tokens a prompt. Raises UserError where
+    the reference cannot run here, and for a prompt that does not fit.
     """
     check_output_folder(folder, "traces", lambda path: holds_only(path, PATTERNS), force, option="--record")
     tokenizer, recordings = load_tokenizer(bundle), []
@@ -110,7 +110,8 @@ def _record(
 ) -> Recording:
     from ss_device.reference.recording import record_traces, recorded_on
 
-    model = open_reference(bundle, adapter, dtype, device)
+    held = [functions.context for functions in (adapter.coreml, adapter.mlxfn) if functions]
+    model = open_reference(bundle, adapter, dtype, device, min(held, default=None))
     max_tokens = min(adapter.max_tokens, MAX_TOKENS)
     for index, (_, ids) in enumerate(prompts):
         with row_errors(file, index):
