@@ -128,7 +128,7 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # What Metal does not have is computed on the CPU. PyTorch reads it when it is imported.
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
-    for name in ("coremltools", "transformers", "torch", "huggingface_hub"):
+    for name in ("coremltools", "transformers", "torch", "huggingface_hub", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.warnoptions:
         warnings.filterwarnings("ignore")

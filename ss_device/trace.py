@@ -178,6 +178,11 @@ def _read_counts(path: Path) -> _Counts:
         raise UserError(f"{path}: {one_line(error)}") from error
     if not counts.prompts:
         raise UserError(f"{path}: no golden prompts, so nothing to replay")
+    if (
+        counts.recorded is not None
+        and not json.dumps(asdict(counts.recorded), ensure_ascii=False).isprintable()
+    ):
+        raise UserError(f"{path}: 'recorded' holds characters that cannot be printed")
     if (steps := sum(p.steps for p in counts.prompts)) != len(counts.steps):
         raise UserError(f"{path}: its prompts have {steps} steps, {len(counts.steps)} are described")
     return counts

@@ -43,6 +43,12 @@ def _read_tuning(path: Path) -> None:
     read_tuning(open_bundle(path.parent), "one", "float32")
 
 
+def _read_traces(path: Path) -> None:
+    from ss_device.trace import load_traces, trace_record
+
+    assert load_traces(path / "one") and trace_record(path / "one")
+
+
 @dataclass(frozen=True)
 class Command:
     """One command line. `{inputs}` in arguments stands for the folder of `make_inputs`.
@@ -96,6 +102,7 @@ GENERATE = (
     "--bundle", "{inputs}/mlx_bundle", "--prompt", "SELECT a", "--max-tokens", "4", "--backend", "mlx",
     "--prompt-cache", "out.safetensors",
 )  # fmt: skip
+RECORD = ("{inputs}/mlx_bundle", "--record", "out", "--prompts", "{inputs}/prompts.jsonl")
 TUNE = ("tune", "bundle", "--input", "{inputs}/prompts.jsonl", "--max-tokens", "4", "--rounds", "1",
         "--dtype", "float32")  # fmt: skip
 
@@ -141,6 +148,9 @@ def _all() -> tuple[Command, ...]:
         _train("replay", ("replay", "{inputs}/adapter", *TRAIN, "--data", "{inputs}/rows.jsonl",
                           "--continuations", "out.jsonl", "--limit", "3", "--max-tokens", "4"),
                "out.jsonl", grows=True),
+        Command("record", "ss_runtime.validate_command", RECORD, "out", read=_read_traces),
+        Command("record-over", "ss_runtime.validate_command", (*RECORD, "--force"), "out",
+                (("traces", "out"),), read=_read_traces),
         Command("prompt-cache", "ss_runtime.generate_command", GENERATE, "out.safetensors"),
         Command("tune", "ss_runtime.bench_command", TUNE, "bundle/tuning.json",
                 (("mlx_bundle", "bundle"),), read=_read_tuning, reproducible=False),

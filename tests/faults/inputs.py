@@ -21,7 +21,7 @@ def make_inputs(folder: Path) -> Path:
     if not (folder / "made").exists():
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["SS_APPS"] = str(REPOSITORY / "apps")
-        for step in (_models, _texts, _bundle, _adapter, _base):
+        for step in (_models, _texts, _bundle, _adapter, _base, _traces):
             finished = run(lambda step=step: step(folder), folder)
             if finished.status:
                 raise RuntimeError(f"{step.__name__}: {finished.err}")
@@ -73,6 +73,15 @@ def _bundle(folder: Path) -> int:
         convert("golden_bundle", *one, *mlx, *traces),
         convert("pair_bundle", *one, "--adapter", "two", *mlx, *bare),
     )
+
+
+def _traces(folder: Path) -> int:
+    """`traces`: recorded with prompts that nothing else uses."""
+    from ss_runtime.validate_command import main
+
+    (folder / "other.jsonl").write_text('{"prompt": "b"}\n{"prompt": "c"}\n')
+    words = ("--record", str(folder / "traces"), "--prompts", str(folder / "other.jsonl"))
+    return main([str(folder / "mlx_bundle"), *words])
 
 
 def _adapter(folder: Path) -> int:

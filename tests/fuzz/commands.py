@@ -147,6 +147,27 @@ COMMANDS = {
         0.5,
         verifies=("bundle",),
     ),
+    "validate traces": Command(
+        "ss-validate",
+        ("bundle", "--adapter", "tiny", "--backend", "mlx", "--limit", "1", "--traces", "traces", "--json"),
+        verifies=("bundle",),
+    ),
+    "validate record": Command(
+        "ss-validate",
+        (
+            "bundle",
+            "--adapter",
+            "tiny",
+            "--limit",
+            "1",
+            "--record",
+            "out/traces",
+            "--prompts",
+            "data/prompts.jsonl",
+        ),
+        0.5,
+        verifies=("bundle",),
+    ),
     "validate mlxfn": Command(
         "ss-validate",
         ("bundle", "--adapter", "tiny", "--backend", "mlxfn", "--limit", "1", "--json"),

@@ -236,9 +236,10 @@ def _run(main, *arguments: str) -> None:
 
 
 def _make_bundles() -> None:
-    """`bundle` with everything, `out/earlier` with MLX alone, a tuning file and a prompt cache."""
+    """`bundle` with everything, `out/earlier` with MLX alone, recorded traces, tuning, a prompt cache."""
     from ss_convert.command import main as ss_convert
     from ss_runtime.generate_command import main as ss_generate
+    from ss_runtime.validate_command import main as ss_validate
 
     both = ("--adapter", "tiny", "--adapter", "shared", "--models", "models")
     _run(ss_convert, *both, "--output", "bundle", "--target", "all", *SIZES)
@@ -247,6 +248,8 @@ def _make_bundles() -> None:
     quantized = ("--adapter", "wide", "--models", "models", "--base", "models/base/packed-base")
     _run(ss_convert, *quantized, "--output", "packed", "--target", "mlx", "--no-golden", "--nodes", "6")
     Path("bundle/tuning.json").write_text(json.dumps(_tuning(), indent=1))
+    few = ("--prompts", "data/prompts.jsonl", "--limit", "2", "--device", "cpu")
+    _run(ss_validate, "bundle", "--record", "traces", *few)
     _run(
         ss_generate, "--bundle", "bundle", "--adapter", "tiny", "--prompt", "SELECT a", "--max-tokens", "3",
         "--prompt-cache", "cache/text.safetensors", "--dtype", "float32",

@@ -32,6 +32,7 @@ MLX_READERS = (
     "convert into all",
     "generate cache",
     "generate reference",
+    "validate record",
 )
 ADAPTER_READERS = (
     "convert",
@@ -140,6 +141,8 @@ KINDS = {
     ),
     "bundle tokenizer config": Kind("json", ("bundle/tokenizer_config.json",), CHAT_READERS, 2),
     "golden traces": Kind("json", ("bundle/golden/tiny.json",), ("validate", "validate executor"), 2),
+    "recorded traces": Kind("json", ("traces/tiny.json",), ("validate traces",), 2),
+    "recorded tensors": Kind("tensors", ("traces/tiny.safetensors",), ("validate traces",)),
     "golden tensors": Kind(
         "tensors", ("bundle/golden/tiny.safetensors",), ("validate", "validate executor"), 2
     ),

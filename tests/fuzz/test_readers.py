@@ -75,10 +75,14 @@ def _base(name: str) -> Callable:
     return read
 
 
-def _traces(work: Path) -> None:
-    from ss_device.trace import load_traces
+def _traces(stem: str) -> Callable[[Path], None]:
+    def read(work: Path) -> None:
+        from ss_device.trace import load_traces, trace_record
 
-    load_traces(work / "bundle/golden/tiny")
+        load_traces(work / stem)
+        trace_record(work / stem)
+
+    return read
 
 
 def _tokenizer(work: Path) -> None:
@@ -166,8 +170,10 @@ READERS: dict[str, Callable[[Path], None]] = {
     "base weights": _base("tiny-base"),
     "shards": _base("sharded-base"),
     "shard index": _base("sharded-base"),
-    "golden traces": _traces,
-    "golden tensors": _traces,
+    "golden traces": _traces("bundle/golden/tiny"),
+    "golden tensors": _traces("bundle/golden/tiny"),
+    "recorded traces": _traces("traces/tiny"),
+    "recorded tensors": _traces("traces/tiny"),
     "bundle tokenizer": _tokenizer,
     "bundle tokenizer config": _chat_prompt,
     "tuning": _tuning,
