@@ -137,8 +137,9 @@ def plus_config(**changes) -> SpeculativeConfig:
 def parameter_count(config: SpeculativeConfig, architecture: Architecture) -> dict[str, int]:
     """Parameters an adapter adds to its base, by part.
 
-    With shared mode's defaults the speculative parts are γ·h + 2·8·h = 20·h (METHOD: Modes); LoRA is
-    counted apart because plain fine-tuning needs it too, and so is a parent bias that adapters share.
+    With shared mode's defaults the speculative parts are γ·h + 2·8·h = 20·h (METHOD: Modes), with lossless
+    mode's a stream adapter of 2·8·h in each of four layers more: 84·h. LoRA is counted apart because plain
+    fine-tuning needs it too, and so is a parent bias that adapters share.
     """
     h, layers = architecture.hidden_size, config.num_msa_layers
     sizes = {n: sum(s) for n, s in architecture.projection_shapes().items()}

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from ss_device.acceptance import walk
 from ss_device.errors import UserError, one_line
@@ -105,7 +105,7 @@ def save_traces(traces: list[Trace], stem: Path, recorded: Recorded | None = Non
         "steps": [{"nodes": s.tree.num_nodes, "kept": len(s.kept), "path": len(s.path)} for s in steps],
     }
     stem.parent.mkdir(parents=True, exist_ok=True)
-    save_file(arrays, stem.with_suffix(".safetensors"))
+    stem.with_suffix(".safetensors").write_bytes(save(arrays))
     stem.with_suffix(".json").write_text(json.dumps(counts) + "\n")
 
 

@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         "difference. Exit code 1 if one is more than rounding or a replay compares nothing, 2 if there "
         "is nothing to replay. --record makes traces of a bundle on one machine, --traces replays them on "
         "another.",
-        example="ss-validate build/sqlctx --backend mlx --backend executor:float16",
+        example="ss-validate build/sqlctx --backend mlx --backend executor:float16\n"
+        "  ss-validate build/sqlctx --record traces --device cuda\n"
+        "  ss-validate build/sqlctx --traces traces",
     )
     parser.add_argument("bundle", type=Path, help="bundle folder made by ss-convert")
     parser.add_argument("--adapter", help="one adapter of the bundle (default: all with golden traces)")

@@ -118,6 +118,7 @@ def test_extra_parameters_are_20_h(hidden, paper):
     extra = sum(v for n, v in counts.items() if n != "lora")
     assert extra == 20 * hidden
     assert extra == pytest.approx(paper, rel=0.01)
+    assert sum(parameter_count(paper_config(), architecture).values()) == 84 * hidden
 
 
 def test_config_refuses_what_cannot_be():
