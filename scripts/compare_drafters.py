@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ss_device.command_line import add_device
 from ss_device.json_lines import read_json_lines
 
 TREES = ("best-first:32", "chain:5", "best-first+lookup:32")
@@ -121,6 +122,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--phase", choices=("train", "measure", "all"), default="all")
     parser.add_argument("--precision", default="fp32", help="fp32 or bf16, of adapters")
     parser.add_argument("--only", action="append", metavar="APP/ROW|pruning")
+    add_device(parser)
     return parser.parse_args()
 
 
@@ -131,6 +133,7 @@ def train(app: str, row: Row, arguments: argparse.Namespace) -> None:
     budget, data = BUDGETS[app], text_of(app, row, arguments)
     common = ["--base", arguments.base, "--data", data, "--limit", budget.texts, "--output", output]
     common += ["--epochs", 1, "--tokens-per-batch", 1024, "--max-length", budget.longest]
+    common += on_device(arguments)
     if row.name == "lora":
         ss_train("lora", app, *common, "--learning-rate", 1e-3)
         return
@@ -155,7 +158,8 @@ def parent_bias(app: str, text: str, data: Path, arguments: argparse.Namespace) 
     if not path.exists():
         drawn = arguments.output / app / f"bias-{text}.jsonl"
         take(data, drawn, BUDGETS[app].texts)
-        ss_train("parent-bias", f"{app}={drawn}", "--base", arguments.base, "--output", path)
+        words = [f"{app}={drawn}", "--base", arguments.base, "--output", path, *on_device(arguments)]
+        ss_train("parent-bias", *words)
     return path
 
 
@@ -172,7 +176,7 @@ def measure(app: str, row: Row, arguments: argparse.Namespace) -> None:
     if result.exists():
         return
     budget, common = BUDGETS[app], ["--base", arguments.base, "--limit", 200, "--json"]
-    common += ["--data", arguments.data / app / "test.jsonl.gz"]
+    common += ["--data", arguments.data / app / "test.jsonl.gz", *on_device(arguments)]
     longest = ["--longest-prompt", budget.longest_test_prompt] if budget.longest_test_prompt else []
     if row.name == "lora":
         text = ss_train("score", app, *common, *longest, "--lora", folder / row.name)
@@ -194,7 +198,17 @@ def measure_pruning(arguments: argparse.Namespace) -> None:
             if result.exists():
                 continue
             words = ["--base", arguments.base, "--data", arguments.data / ABLATION_APP / "test.jsonl.gz"]
-            words += ["--limit", PRUNING_PROMPTS, "--shape", "k-ary", "--top-k", k, "--nodes", nodes]
+            words += [
+                *on_device(arguments),
+                "--limit",
+                PRUNING_PROMPTS,
+                "--shape",
+                "k-ary",
+                "--top-k",
+                k,
+                "--nodes",
+                nodes,
+            ]
             adapter = folder / "self-distilled"
             result.write_text(ss_train("evaluate", adapter, *words, "--keep", keep, "--json"))
 
@@ -202,6 +216,10 @@ def measure_pruning(arguments: argparse.Namespace) -> None:
 def wait_for(folder: Path, other_process_trains: bool) -> None:
     while other_process_trains and not folder.exists():
         time.sleep(10)
+
+
+def on_device(arguments: argparse.Namespace) -> list[str]:
+    return ["--device", arguments.device] if arguments.device else []
 
 
 def ss_train(*words) -> str:

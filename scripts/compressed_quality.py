@@ -23,6 +23,7 @@ from ss_convert.coreml.options import WEIGHTS
 from ss_convert.stored_weights import stored_weights
 from ss_device.base_model import models_folder, open_base
 from ss_device.bundle import open_bundle
+from ss_device.command_line import add_device
 from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
 from ss_runtime.validate_command import main as ss_validate
 
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--weights", action="append", choices=WEIGHTS, help="default: all")
     parser.add_argument("--limit", type=int, default=200, help="prompts per application")
     parser.add_argument("--longest-prompt", type=int, default=500, help="longer prompts are left out")
+    add_device(parser)
     arguments = parser.parse_args()
     forms = arguments.weights or list(WEIGHTS)
     for form in forms:
@@ -96,6 +98,7 @@ def measure(form: str, app: str, arguments: argparse.Namespace) -> None:
         arguments.limit,
         longest_prompt=arguments.longest_prompt,
         weights=stored_weights(packages, functions.step, base.weights(), base.architecture),
+        device=arguments.device,
     )
     write_json(done, {"limit": arguments.limit, **found})
 

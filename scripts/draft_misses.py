@@ -13,7 +13,9 @@ from pathlib import Path
 from ss_device.adapter import load_adapter
 from ss_device.application import load_application
 from ss_device.base_model import open_base
+from ss_device.command_line import add_device
 from ss_device.decoding import Drafter, decode
+from ss_device.reference.device import chosen_device
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.tokenizer_file import read_tokenizer
@@ -30,13 +32,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=60)
     parser.add_argument("--nodes", type=int, default=32)
+    add_device(parser)
     arguments = parser.parse_args()
     base, adapter = open_base(arguments.base), load_adapter(arguments.adapter)
     app, tokenizer = (
         load_application(adapter.app),
         read_tokenizer(arguments.base),
     )
-    model = ReferenceStepModel(load_stream_model(base, adapter), arguments.nodes)
+    stream_model = load_stream_model(base, adapter, device=chosen_device(arguments.device))
+    model = ReferenceStepModel(stream_model, arguments.nodes)
     drafter = Drafter(arguments.nodes, parent_bias=adapter.parent_bias())
     tokens, own = Counter(), Counter()
     for text, _ in load_prompts(app, arguments.data, arguments.limit, 0):

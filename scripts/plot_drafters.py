@@ -3,8 +3,8 @@
 python scripts/plot_drafters.py models/measurements/rows --output docs
 
 Prints the comparison as Markdown; draws `layers.png` (N_s against metric and tokens per call),
-`pruning.png` (top-k trees with and without pruning) and `rotation.png` (value rotation beside stream
-embeddings) into the output folder.
+`pruning.png` (top-k trees with and without pruning) and `rotation.png` (streams at one position, told apart
+by embeddings or by turned values) into the output folder.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ METRICS = ("exact_match", "rouge1")
 LAYERS = {"shared": {2: "shared-layers-2", 4: "shared", 6: "shared-layers-6", 8: "shared-layers-8"},
           "SS+": {2: "layers-2", 4: "self-distilled", 6: "layers-6", 8: "layers-8"}}  # fmt: skip
 ABLATION_APP = "e2e_nlg"
+KINDS = {"embeddings": "", "turned, ε π/2N": "-rotated", "turned, ε 0.39": "-rotated-beyond"}
+ROTATIONS = {
+    title: {label: f"{row}{ending}" for label, ending in KINDS.items()}
+    for title, row in (("shared mode", "shared-same"), ("SS+, own text", "same"))
+}
 
 
 def main() -> None:
@@ -46,7 +51,7 @@ def main() -> None:
     ablations = arguments.folder / ABLATION_APP
     save(draw_layers(ablations), arguments.output / "layers.png")
     save(draw_pruning(ablations), arguments.output / "pruning.png")
-    save(draw_rotation(ablations), arguments.output / "rotation.png")
+    save(draw_rotation(arguments.folder), arguments.output / "rotation.png")
 
 
 def print_rows(app: str, folder: Path) -> None:
@@ -124,18 +129,17 @@ def draw_pruning(folder: Path):
 
 
 def draw_rotation(folder: Path):
-    """Tokens per call of value rotation and stream embeddings, shared mode and SS+."""
-    figure, axis = plt.subplots(figsize=(6, 3.6))
-    pairs = {"shared": ("shared", "shared-rotation"), "SS+": ("self-distilled", "rotation")}
-    for index, names in enumerate(zip(*pairs.values(), strict=True)):
-        results = [json.loads((folder / f"{name}.json").read_text()) for name in names]
-        values = [tree_of(r, "best-first:32")["tokens_per_call"] for r in results]
-        places = [place + (index - 0.5) * 0.35 for place in range(len(pairs))]
-        bars = axis.bar(places, values, 0.33, label=("stream embeddings", "value rotation")[index])
-        axis.bar_label(bars, fmt="%.2f")
-    axis.set_xticks(range(len(pairs)), list(pairs))
-    axis.set_ylabel("tokens per call, best-first 32")
-    axis.legend()
+    """Tokens per call of streams that nothing but embeddings, or turned values, tell apart."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.6))
+    for axis, (title, rows) in zip(panels, ROTATIONS.items(), strict=True):
+        for index, (label, row) in enumerate(rows.items()):
+            results = [json.loads((folder / app / f"{row}.json").read_text()) for app in APPS]
+            values = [tree_of(r, "best-first:32")["tokens_per_call"] for r in results]
+            bars = axis.bar([p + (index - 1) * 0.28 for p in range(len(APPS))], values, 0.26, label=label)
+            axis.bar_label(bars, fmt="%.2f", fontsize=8)
+        axis.set_xticks(range(len(APPS)), APPS)
+        axis.set(title=title, ylabel="tokens per call, best-first 32")
+    panels[1].legend(fontsize=8)
     return figure
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from scripts.model_tables import write_tables
 from ss_device.application import load_application
-from ss_device.command_line import CommandParser, positive, positive_number, run_command
+from ss_device.command_line import CommandParser, add_device, positive, positive_number, run_command
 from ss_device.errors import UserError
 from ss_device.files import sha256
 from ss_device.json_lines import read_json_lines, source_of
@@ -205,7 +205,7 @@ class Pipeline:
             # An interrupted stretch keeps its own budget; a finished one is followed by what is missing.
             words += ["--resume"]
             words += ["--minutes", minutes - trained.before_decay] if minutes and trained.ended else []
-        ss_train(*words)
+        self._ss_train(*words)
 
     def write_texts(self) -> None:
         """The base's own greedy text, for the adapters to learn and to be replayed on."""
@@ -213,7 +213,7 @@ class Pipeline:
             words = ["distill", app.name, "--base", self.base, "--data", self.prepared(app)]
             words += ["--limit", app.texts, "--max-tokens", app.max_tokens, "--seed", 1]
             words += ["--longest-prompt", app.longest_prompt] if app.longest_prompt else []
-            ss_train(*words, "--batch-size", 128, "--output", self.own_texts(app))
+            self._ss_train(*words, "--batch-size", 128, "--output", self.own_texts(app))
 
     def train_adapters(self) -> None:
         """Parent bias and adapters of every application."""
@@ -221,7 +221,7 @@ class Pipeline:
             bias = self.of_base / f"bias_{app.name}.safetensors"
             if not bias.exists():
                 own = f"{app.name}={self.own_texts(app)}"
-                ss_train("parent-bias", own, "--base", self.base, "--epochs", 20, "--output", bias)
+                self._ss_train("parent-bias", own, "--base", self.base, "--epochs", 20, "--output", bias)
             for adapter in self.plan.adapters:
                 self._train_adapter(app, adapter, bias)
 
@@ -238,7 +238,7 @@ class Pipeline:
         words += ["--evaluate-every", 250, "--precision", "bf16", "--seed", 5]
         golden = self.arguments.models / "adapters" / app.name / "golden_prompts.jsonl"
         words += ["--golden-prompts", golden] if golden.is_file() else []
-        ss_train(*words, *(["--resume"] if output.with_name(output.name + ".run").is_dir() else []))
+        self._ss_train(*words, *(["--resume"] if output.with_name(output.name + ".run").is_dir() else []))
 
     def measure(self) -> None:
         """Replay of every adapter on the test prompts, under many trees."""
@@ -253,7 +253,7 @@ class Pipeline:
                 words += ["--continuations", self.of_base / f"own_test_{app.name}.jsonl"]
                 words += ["--longest-prompt", app.longest_test_prompt]
                 words += [word for tree in trees for word in ("--tree", tree)]
-                write_text(result, ss_train(*words))
+                write_text(result, self._ss_train(*words))
 
     def check(self) -> None:
         """Validation at the end of training against decoding the same texts, within two per cent."""
@@ -265,12 +265,19 @@ class Pipeline:
                 result = self.of_base / "checks" / f"{folder.name}.json"
                 if not result.is_file():
                     say(f"{folder.name}: validation documents decoded")
-                    found = decode_validation(folder, self.base, self.own_texts(app), app.max_length)
+                    found = decode_validation(
+                        folder, self.base, self.own_texts(app), app.max_length, self.arguments.device
+                    )
                     write_text(result, json.dumps(found, indent=1) + "\n")
                 found = json.loads(result.read_text())
                 if abs(found["decoded"] / found["predicted"] - 1) > TOLERANCE:
                     raise UserError(f"{result}: decoding and its prediction differ by more than 2 %")
                 self._write_acceptance(app, folder)
+
+    def _ss_train(self, *words) -> str:
+        """Standard output of one `ss-train` command on the device that was asked for."""
+        device = self.arguments.device
+        return ss_train(*words, *(["--device", device] if device else []))
 
     def _write_acceptance(self, app: PlannedApplication, folder: Path) -> None:
         """`acceptance.csv` beside the adapter: by tree and depth on the test prompts."""
@@ -365,6 +372,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--shard-size", default="50GB", metavar="SIZE", help="largest weight file, as 15MB")
     parser.add_argument("--tokens-per-batch", type=positive, default=1024, help="of adapters")
     parser.add_argument("--prompts", type=positive, default=200, help="test prompts per application")
+    add_device(parser)
     return parser
 
 
