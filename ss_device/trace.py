@@ -24,6 +24,7 @@ from ss_device.token_ids import check_token_ids
 from ss_device.tree import DraftTree, tree_from_parents
 
 FORMAT_VERSION = 1
+TRACED_TOKENS = 64  # of a prompt's generation at most
 
 
 @dataclass(frozen=True)

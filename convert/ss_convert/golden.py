@@ -19,9 +19,8 @@ from ss_device.base_model import BaseFolder
 from ss_device.command_line import prompts_from_file
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError
-from ss_device.trace import Recorded, Trace, load_traces
+from ss_device.trace import TRACED_TOKENS, Recorded, Trace, load_traces
 
-MAX_TOKENS = 64
 MAX_PROMPTS = 16
 PROMPT_FILE = "golden_prompts.jsonl"
 TRACE_STEM = "golden"
@@ -103,17 +102,20 @@ def record_traces(
     options = (sizes.num_nodes, sizes.num_kept, sizes.context, sizes.prune_over)
     model = ReferenceStepModel(stream_model, *options)
     drafter = Drafter(sizes.num_nodes, parent_bias=adapter.parent_bias())
-    max_tokens = min(adapter.max_tokens, MAX_TOKENS)
+    max_tokens = min(adapter.max_tokens, TRACED_TOKENS)
     traces = recording.record_traces(model, drafter, prompts, max_tokens)
     return traces, replace(recording.recorded_on(model), base=base.identity.sha256)
 
 
 def check_device(device: str | None) -> None:
-    """Raise UserError for a device that PyTorch does not find here."""
-    if device is not None:
-        from ss_device.reference.device import chosen_device
+    """Raise UserError for a device that PyTorch does not find here, or without PyTorch."""
+    if device is None:
+        return
+    if not reference_available():
+        raise UserError("--device is where golden traces are recorded, and PyTorch is not installed")
+    from ss_device.reference.device import chosen_device
 
-        chosen_device(device)
+    chosen_device(device)
 
 
 def rounded(adapter: Adapter) -> Adapter:

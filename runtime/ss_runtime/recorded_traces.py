@@ -16,13 +16,12 @@ from ss_device.command_line import progress, prompts_from_file, row_errors
 from ss_device.decoding import Drafter, check_request
 from ss_device.errors import UserError
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
-from ss_device.trace import Recorded, Trace, load_traces, save_traces, trace_record
+from ss_device.trace import TRACED_TOKENS, Recorded, Trace, load_traces, save_traces, trace_record
 from ss_runtime.backends import BASE_FILE, open_reference, why_not
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.validation import PACKAGE_BACKENDS
 
 PATTERNS = ("*.json", "*.safetensors")
-MAX_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def _record(
 
     held = [functions.context for functions in (adapter.coreml, adapter.mlxfn) if functions]
     model = open_reference(bundle, adapter, dtype, device, min(held, default=None))
-    max_tokens = min(adapter.max_tokens, MAX_TOKENS)
+    max_tokens = min(adapter.max_tokens, TRACED_TOKENS)
     for index, (_, ids) in enumerate(prompts):
         with row_errors(file, index):
             check_request(model.limits, adapter.num_nodes, len(ids), max_tokens)

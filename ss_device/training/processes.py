@@ -11,14 +11,15 @@ from ss_device.reference.device import chosen_device
 
 
 def joined_processes(device: str | None = None) -> Accelerator:
-    """The Accelerator on `device` (None: what is there, see `chosen_device`).
+    """The Accelerator on `device`; None: as accelerate was launched, on a GPU where there is one.
 
     UserError where that is not there, and where processes were launched that accelerate could not join.
     """
-    kind = chosen_device(device).type
-    accelerator, started = Accelerator(cpu=kind == "cpu"), int(os.environ.get("WORLD_SIZE", "1"))
-    if accelerator.device.type != kind:
-        raise UserError(f"--device {kind}: accelerate computes on {accelerator.device.type} here")
+    if device is not None:
+        chosen_device(device)
+    accelerator, started = Accelerator(cpu=device == "cpu"), int(os.environ.get("WORLD_SIZE", "1"))
+    if device not in (None, accelerator.device.type):
+        raise UserError(f"--device {device}: accelerate computes on {accelerator.device.type} here")
     if started != accelerator.num_processes:
         raise UserError(
             f"{started} processes were started, but accelerate joins {accelerator.num_processes}: "

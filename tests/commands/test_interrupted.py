@@ -76,10 +76,10 @@ def test_killed_conversion_leaves_no_bundle_and_the_next_run_succeeds(
 
 
 def test_what_a_library_left_half_written_is_not_published(capsys, models, tmp_path):
-    """safetensors writes under a name of its own first: a kill leaves that file in the stage's folder."""
+    """A library may write under a name of its own first: a kill leaves that file in the stage's folder."""
     output, whole = tmp_path / "out", tmp_path / "whole"
     arguments = arguments_for(models, output, "--target", "mlx")
-    killed = run_python(KILLED.format(module="ss_device.trace", function="save_file"), arguments)
+    killed = run_python(KILLED.format(module="ss_device.trace", function="save"), arguments)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     partial = tmp_path / ".out.partial"
     for name in ("golden/.tmpz1uW3R", "mlx/.tmpz1uW3R", "new/.tmpz1uW3R", ".tmpz1uW3R"):

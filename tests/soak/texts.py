@@ -24,12 +24,12 @@ class Recorder:
         self._chooser = chooser or Chooser()
         self.logits: dict[int, np.ndarray] = {}
 
-    def __call__(self, logits: np.ndarray, text: Sequence[int], drafted: Sequence[int]) -> int:
+    def __call__(self, logits: np.ndarray, text: Sequence[int]) -> int:
         for processor in self._chooser.processors:
             logits = processor(text, logits)
         self.logits[len(text)] = np.array(logits, np.float32)
         bare = Chooser(self._chooser.sampling)
-        return bare(logits, text, drafted)
+        return bare(logits, text)
 
 
 @dataclass(frozen=True)
