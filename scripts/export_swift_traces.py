@@ -510,6 +510,18 @@ def export_inputs(path: Path) -> None:
 # ---- a tiny bundle -----------------------------------------------------------------------------------
 
 
+def record(target: Path) -> None:
+    """`recorded`: traces of the bundle, as another machine would record them, of three other prompts."""
+    from ss_runtime.validate_command import main as ss_validate
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        rows.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("x", "SELECT b", "no")))
+        words = [target / "bundle", "--record", target / "recorded", "--prompts", rows, "--device", "cpu"]
+        if status := ss_validate([*map(str, words)]):
+            sys.exit(status)
+
+
 def write_bundle(target: Path) -> None:
     """A tiny random bundle with every part in use, and answers of the Python step model on its package.
 
@@ -546,6 +558,7 @@ def write_bundle(target: Path) -> None:
                 ["--adapter", "tiny", "--models", str(models), "--output", output, *sizes, *more]
             ):
                 sys.exit(status)
+    record(target)
     answers = python_answers(target / "bundle")
     for name in ("parts-2", "parts-3"):
         if python_answers(target / name) != answers:

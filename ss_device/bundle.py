@@ -23,6 +23,7 @@ from ss_device.tree import ParentBias
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TUNING = "tuning.json"  # written beside it by `ss-bench tune`
+MLX_BASE = "mlx/base.safetensors"
 PARENT_BIAS = ("markov.u", "markov.v")
 PRUNE_OVER = ("draft", "vocabulary")
 
@@ -195,14 +196,15 @@ class Bundle:
             )
         return known[name]
 
-    def weights_digest(self, adapter: BundledAdapter, base_file: str) -> str:
-        """sha256 of the base's weights in this bundle and of the adapter's tensors, wherever they lie."""
-        digest = hashlib.sha256(self.manifest.files[base_file].sha256.encode())
-        tensors = read_tensors(self.path / adapter.tensor_file) | self.parent_bias_tensors(adapter)
-        for name in sorted(tensors):
-            digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode())
-            digest.update(np.ascontiguousarray(tensors[name]).tobytes())
-        return digest.hexdigest()
+    def weights_digest(self, adapter: BundledAdapter) -> str:
+        """What stands for the weights of base and adapter: sha256 of their files' sha256, one per line.
+
+        An empty line for a file that the bundle does not have.
+        """
+        files = self.manifest.files
+        names = filter(None, (MLX_BASE, adapter.tensor_file, adapter.parent_bias_file))
+        lines = [files[name].sha256 if name in files else "" for name in names]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def parent_bias(self, adapter: BundledAdapter) -> ParentBias | None:
         """The adapter's bigram term in float32, None without one. UserError for a damaged file."""

@@ -18,6 +18,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from ss_device.bundle import MLX_BASE as BASE_FILE
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError, library_errors
@@ -34,7 +35,6 @@ DTYPES = {
 BACKENDS = tuple(DTYPES)
 QUANTIZATIONS = ("4", "8", "mxfp4")
 KV_BITS = (4, 8)
-BASE_FILE = "mlx/base.safetensors"
 CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
 # Unless the environment says otherwise. Two decode faster than one on two free cores (docs/benchmark.md).

@@ -17,7 +17,7 @@ from ss_device.decoding import Drafter, check_request
 from ss_device.errors import UserError
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
 from ss_device.trace import TRACED_TOKENS, Recorded, Trace, load_traces, save_traces, trace_record
-from ss_runtime.backends import BASE_FILE, open_reference, why_not
+from ss_runtime.backends import open_reference, why_not
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.validation import PACKAGE_BACKENDS
 
@@ -119,7 +119,7 @@ def _record(
     origin = replace(
         recorded_on(model),
         base=bundle.manifest.base.sha256,
-        weights=bundle.weights_digest(adapter, BASE_FILE),
+        weights=bundle.weights_digest(adapter),
     )
     started = time.perf_counter()
     with progress(len(prompts), f"{adapter.app} on {origin.device}") as advance:
@@ -149,7 +149,7 @@ def traces_of(
         known = sorted(path.stem for path in folder.glob("*.json"))
         raise UserError(f"{folder}: no traces of '{adapter.app}' (found: {', '.join(known) or 'none'})")
     origin = trace_record(stem)
-    if origin is None or origin.weights != bundle.weights_digest(adapter, BASE_FILE):
+    if origin is None or origin.weights != bundle.weights_digest(adapter):
         raise UserError(
             f"{stem}.json: recorded with other weights than those of '{adapter.app}' in {bundle.path}; "
             "record and replay copies of one bundle"

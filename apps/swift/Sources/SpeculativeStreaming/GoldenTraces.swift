@@ -28,6 +28,12 @@ public enum GoldenTraces {
 
     /// Traces of `<stem>.json` and `<stem>.safetensors`. Throws for a missing, damaged or newer file.
     public static func load(stem: URL) throws -> [Trace] {
+        let counts = try readCounts(stem)
+        var reader = try TraceReader(stem.appendingPathExtension("safetensors"), counts)
+        return try reader.traces()
+    }
+
+    private static func readCounts(_ stem: URL) throws -> Counts {
         let file = stem.appendingPathExtension("json")
         guard let data = try? Data(contentsOf: file) else { throw SpeculativeError.missingFile(path: file.path) }
         let counts: Counts
@@ -42,8 +48,7 @@ public enum GoldenTraces {
             throw SpeculativeError.unsupportedFormat(
                 path: file.path, found: counts.formatVersion, supported: formatVersion)
         }
-        var reader = try TraceReader(stem.appendingPathExtension("safetensors"), counts)
-        return try reader.traces()
+        return counts
     }
 
     fileprivate struct Counts: Decodable {
@@ -64,7 +69,19 @@ public enum GoldenTraces {
         let formatVersion: Int
         let prompts: [Prompt]
         let steps: [Sizes]
+        let recorded: Recorded?
     }
+
+    /// Where traces were recorded. `weights`: digest of the bundle's weights, as `SpeculativeBundle.weightsDigest`;
+    /// empty for the traces inside a bundle.
+    public struct Recorded: Decodable, Sendable, Equatable {
+        public let device: String
+        public let dtype: String
+        public let weights: String
+    }
+
+    /// Where the traces of a file were recorded, nil where it does not say. Throws `missingFile` or `damagedFile`.
+    public static func origin(stem: URL) throws -> Recorded? { try readCounts(stem).recorded }
 }
 
 /// Cuts the concatenated arrays of a trace file into steps.

@@ -56,6 +56,31 @@ public struct SpeculativeBundle: Sendable {
         return ParentBias(u: u, v: v, rank: adapter.config.markovRank)
     }
 
+    /// SHA-256 of what stands for the weights of base and adapter: their files' SHA-256, one per line.
+    public func weightsDigest(_ adapter: BundledAdapter) -> String {
+        let names = ["mlx/base.safetensors", adapter.tensorFile, adapter.parentBiasFile].compactMap { $0 }
+        let lines = names.map { manifest.files[$0]?.sha256 ?? "" }
+        return sha256(of: Data(lines.joined(separator: "\n").utf8))
+    }
+
+    /// An adapter's traces from a folder that `ss-validate --record` wrote, on a copy of this bundle.
+    ///
+    /// - Throws: `missingFile`, `damagedFile`; `invalidSetting` for traces of other weights, and for a package with
+    ///   compressed weights, which are not those of a recording.
+    public func recordedTraces(of adapter: BundledAdapter, in folder: URL) throws -> [Trace] {
+        let stem = folder.appendingPathComponent(adapter.app)
+        guard adapter.coreml?.golden == nil else {
+            throw SpeculativeError.invalidSetting(
+                "the package of '\(adapter.app)' has compressed weights, which are not those of a recording (its own "
+                    + "golden traces are made with them)")
+        }
+        guard let origin = try GoldenTraces.origin(stem: stem), origin.weights == weightsDigest(adapter) else {
+            throw SpeculativeError.invalidSetting(
+                "\(stem.path).json: recorded with other weights than those of '\(adapter.app)' in this bundle")
+        }
+        return try GoldenTraces.load(stem: stem)
+    }
+
     /// The drafter of an adapter: best-first trees of the size it was converted for, or smaller.
     public func drafter(
         for adapter: BundledAdapter, numNodes: Int? = nil, shape: Drafter.Shape = .bestFirst, topK: Int = 3

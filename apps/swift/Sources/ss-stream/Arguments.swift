@@ -23,6 +23,7 @@ struct Arguments {
     var computeUnits = "all"
     var cache: URL?
     var maxSteps: Int?
+    var traces: URL?
     var vocabulary = 32_000
     var check = false
     var json = false
@@ -50,6 +51,7 @@ struct Arguments {
           --compute-units UNITS  all, cpu, cpu-gpu or cpu-ane
           --cache FOLDER         where compiled packages are kept
           --max-steps N          of each trace with --validate
+          --traces FOLDER        what ss-validate --record wrote, with --validate
           --check                compare the checksum of every file of the bundle first
           --json                 one JSON object per prompt or report
 
@@ -108,6 +110,7 @@ struct Arguments {
         case "--compute-units": computeUnits = value
         case "--cache": cache = URL(fileURLWithPath: value)
         case "--max-steps": maxSteps = try positive(word, value)
+        case "--traces": traces = URL(fileURLWithPath: value)
         case "--vocabulary": vocabulary = try positive(word, value)
         default: try readSampling(word, value)
         }
@@ -130,7 +133,7 @@ struct Arguments {
     private static let options: Set = [
         "--adapter", "--prompt", "--field", "--tokens", "--tokens-file", "--max-tokens", "--nodes", "--shape",
         "--tree-top-k", "--temperature", "--sample-top-k", "--top-p", "--min-p", "--seed", "--compute-units", "--cache",
-        "--max-steps", "--vocabulary",
+        "--max-steps", "--traces", "--vocabulary",
     ]
 
     /// The token choice asked for. Throws `invalidSetting` for a value out of range.
@@ -146,6 +149,7 @@ struct Arguments {
     }
 
     private func checkRequest() throws {
+        guard traces == nil || mode == .validate else { throw bad("--traces is for --validate") }
         guard mode != .benchHost else { return }
         guard bundle != nil else { throw bad("a bundle folder is needed") }
         let prompts = [prompt != nil, !fields.isEmpty, !tokens.isEmpty].count { $0 }

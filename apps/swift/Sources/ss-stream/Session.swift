@@ -130,11 +130,16 @@ struct Session {
 
     // MARK: - Validate
 
-    func validate() async throws {
+    private func traces() throws -> [Trace] {
+        if let folder = arguments.traces { return try bundle.recordedTraces(of: adapter, in: folder) }
         guard let golden = adapter.packageGolden else {
             throw SpeculativeError.invalidSetting("adapter '\(adapter.app)' has no golden traces in this bundle")
         }
-        let traces = try GoldenTraces.load(stem: bundle.url.appendingPathComponent(golden))
+        return try GoldenTraces.load(stem: bundle.url.appendingPathComponent(golden))
+    }
+
+    func validate() async throws {
+        let traces = try traces()
         let model = try await CoreMLStepModel.open(adapter, of: bundle, options: options)
         var replay = Replay(model: model)
         let report = try replay.run(traces, maxSteps: arguments.maxSteps)

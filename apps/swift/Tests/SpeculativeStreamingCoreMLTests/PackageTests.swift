@@ -57,6 +57,29 @@ private struct SampledAnswers: Decodable {
         #expect(try #require(report.psnr) > 35)
     }
 
+    @Test func replaysWhatAnotherMachineRecorded() async throws {
+        let tiny = try TinyBundle()
+        let adapter = try tiny.bundle.adapter("tiny")
+        let folder = tiny.bundle.url.deletingLastPathComponent().appendingPathComponent("recorded")
+        let traces = try tiny.bundle.recordedTraces(of: adapter, in: folder)
+        #expect(traces.count == 3)
+        #expect(try GoldenTraces.origin(stem: folder.appendingPathComponent("tiny"))?.device == "cpu")
+        var replay = Replay(model: try await CoreMLStepModel.open(adapter, of: tiny.bundle, options: tiny.options))
+        let report = try replay.run(traces, maxSteps: 4)
+        #expect(report.prompts == 3)
+        #expect(report.differences == report.nearTies, "half precision may only move near ties")
+        let other = try TinyBundle("parts-2").bundle  // without MLX's weights, with which was recorded
+        let stem = folder.appendingPathComponent("tiny").path
+        #expect(
+            throws: SpeculativeError.invalidSetting(
+                "\(stem).json: recorded with other weights than those of 'tiny' in this bundle")
+        ) { try other.recordedTraces(of: other.adapter(), in: folder) }
+        let missing = folder.appendingPathComponent("none")
+        #expect(throws: SpeculativeError.missingFile(path: missing.appendingPathComponent("tiny.json").path)) {
+            try tiny.bundle.recordedTraces(of: adapter, in: missing)
+        }
+    }
+
     @Test func samplingNeedsAPackageWithLogits() async throws {
         let tiny = try TinyBundle()
         let generator = try await SpeculativeGenerator(
