@@ -36,7 +36,11 @@ ABLATION_APP = "e2e_nlg"
 KINDS = {"embeddings": "", "turned, ε π/2N": "-rotated", "turned, ε 0.39": "-rotated-beyond"}
 ROTATIONS = {
     title: {label: f"{row}{ending}" for label, ending in KINDS.items()}
-    for title, row in (("shared mode", "shared-same"), ("SS+, own text", "same"))
+    for title, row in (
+        ("shared mode", "shared-same"),
+        ("lossless, papers' settings", "paper-same"),
+        ("SS+", "same"),
+    )
 }
 
 
@@ -130,7 +134,7 @@ def draw_pruning(folder: Path):
 
 def draw_rotation(folder: Path):
     """Tokens per call of streams that nothing but embeddings, or turned values, tell apart."""
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.6))
+    figure, panels = plt.subplots(1, 3, figsize=(14, 3.6))
     for axis, (title, rows) in zip(panels, ROTATIONS.items(), strict=True):
         for index, (label, row) in enumerate(rows.items()):
             results = [json.loads((folder / app / f"{row}.json").read_text()) for app in APPS]
@@ -139,7 +143,7 @@ def draw_rotation(folder: Path):
             axis.bar_label(bars, fmt="%.2f", fontsize=8)
         axis.set_xticks(range(len(APPS)), APPS)
         axis.set(title=title, ylabel="tokens per call, best-first 32")
-    panels[1].legend(fontsize=8)
+    panels[0].legend(fontsize=8)
     return figure
 
 
