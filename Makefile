@@ -6,6 +6,8 @@
 # make families  every model family on every back end against Hugging Face (table in docs/families.md)
 # make fuzz [MINUTES=10] [SEED=0]  damaged files to every command, make soak [MINUTES=10]: random models and
 #             requests for long (docs/robustness.md)
+# make device-check [DEVICE=cuda] [OUTPUT=file.json]  the PyTorch reference on a GPU against the CPU, and its speed there
+#             (docs/reference.md)
 # make faults  kill, refuse and race every command at its changes to files (docs/fault_injection.md)
 # make clean  remove what demo and test made (the virtual environment stays; `make distclean` removes it)
 # Another interpreter: make demo PYTHON=python3.12
@@ -19,7 +21,7 @@ OPENBLAS := $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3)
 MINUTES ?=
 SEED ?= 0
 
-.PHONY: demo test fuzz soak faults models families test-swift run-test-swift clean distclean install blas-hint
+.PHONY: demo test device-check fuzz soak faults models families test-swift run-test-swift clean distclean install blas-hint
 
 demo: $(INSTALLED) blas-hint
 	@$(BIN)/python -m ss_runtime.demo $(if $(INPUT),--input $(INPUT))
@@ -58,6 +60,10 @@ models: $(INSTALLED)
 
 families: $(INSTALLED)
 	@$(BIN)/python -m tests.families --markdown docs/families.md
+
+device-check: $(INSTALLED)
+	@$(BIN)/python -m scripts.device_check --adapter models/adapters/sqlctx --base models/base/ss-demo-base \
+	    $(if $(DEVICE),--device $(DEVICE)) $(if $(OUTPUT),--output $(OUTPUT))
 
 fuzz: $(INSTALLED)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --rebuild \
