@@ -51,7 +51,9 @@ def add_device(parser: argparse._ActionsContainer, what: str = "") -> None:
     """The option `--device`, for what PyTorch computes. what: which part of the command that is."""
     where = f"{what}: where" if what else "where"
     parser.add_argument(
-        "--device", choices=DEVICES, help=f"{where} PyTorch computes (default: a GPU if there is one)"
+        "--device",
+        choices=DEVICES,
+        help=f"{where} PyTorch computes (default: $SS_DEVICE, else a GPU if there is one)",
     )
 
 

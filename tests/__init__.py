@@ -1,0 +1,5 @@
+"""Tests. PyTorch computes on the CPU in them, whatever else is there: some compare bytes."""
+
+import os
+
+os.environ.setdefault("SS_DEVICE", "cpu")

@@ -135,7 +135,8 @@ def test_compressed_packages_have_traces_of_their_own(made, recorded, refuses, c
     refuses(ss_validate, *words, says="compressed weights")
 
 
-def test_refusals(made, recorded, tmp_path, refuses):
+def test_refusals(made, recorded, tmp_path, refuses, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     bundle = str(made / "plain")
     refuses(ss_validate, bundle, "--record", str(recorded), says="holds traces already; --force replaces")
     assert ss_validate([bundle, "--record", str(recorded), "--force"]) == 0
@@ -147,7 +148,7 @@ def test_refusals(made, recorded, tmp_path, refuses):
     refuses(ss_validate, bundle, "--prompts", "x.jsonl", says="--prompts is for --record")
     refuses(ss_validate, bundle, "--device", "cpu", says="--device is for --record and --backend reference")
     to = ("--record", str(tmp_path / "t"))
-    refuses(ss_validate, bundle, *to, "--device", "mps", says="--device mps: PyTorch")
+    refuses(ss_validate, bundle, *to, "--device", "cuda", says="--device cuda: PyTorch")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n{"prompt": "' + "x" * 65 + '"}\n')
     rows = str(tmp_path / "rows.jsonl")
     longer = "rows.jsonl:2: the prompt has 66 tokens, the context holds 64"
@@ -159,7 +160,7 @@ def test_refusals(made, recorded, tmp_path, refuses):
     generate = ("--bundle", bundle, "--prompt", "a", "--device", "cpu", "--backend", "mlx")
     refuses(ss_generate, *generate, says="--device is for back end 'reference'")
     convert = ("--models", str(made), "--adapter", "one", "--output", str(tmp_path / "b"))
-    refuses(ss_convert, *convert, "--device", "mps", says="finds none here")
+    refuses(ss_convert, *convert, "--device", "cuda", says="finds none here")
     refuses(ss_convert, *convert, "--device", "cpu", "--no-golden", says="leave it out with --no-golden")
 
 

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from ss_device.adapter import load_adapter
@@ -119,8 +120,8 @@ def bad_inputs(folder):
         "num_streams 256 must be below the base model's context of 256",
     )
     yield [*good, "--max-length", "257"], "--max-length 257 exceeds the base model's context of 256"
-    yield [*good, "--device", "mps"], "--device mps: PyTorch"
-    yield ["score", "sqlctx", "--base", base, "--data", data, "--device", "mps"], "finds none here"
+    yield [*good, "--device", "cuda"], "--device cuda: PyTorch"
+    yield ["score", "sqlctx", "--base", base, "--data", data, "--device", "cuda"], "finds none here"
     yield ["evaluate", out, "--base", base, "--data", data, "--device", "gpu"], "invalid choice: 'gpu'"
     yield [*good, "--quantize-base", "int3"], "quantize_base 'int3' is not one of nf4"
     yield [*good, "--precision", "fp8"], "precision 'fp8' is not one of fp32, bf16"
@@ -156,7 +157,8 @@ def bad_inputs(folder):
     yield [*replay, "round:4"], "tree shape 'round'"
 
 
-def test_bad_input_is_one_line_and_exit_code_2(folder, capsys):
+def test_bad_input_is_one_line_and_exit_code_2(folder, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for arguments, words in bad_inputs(folder):
         assert main(arguments) == 2, arguments
         captured = capsys.readouterr()

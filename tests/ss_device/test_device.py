@@ -21,7 +21,7 @@ from ss_device.errors import UserError
 from ss_device.evaluation.replay import replay
 from ss_device.evaluation.report import evaluate_adapter
 from ss_device.evaluation.scoring import score_model
-from ss_device.reference.device import chosen_device
+from ss_device.reference.device import VARIABLE, chosen_device
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_base, load_stream_model
@@ -31,6 +31,7 @@ from ss_device.training.corpus import Document
 from ss_device.training.distill import Prompt, distill
 from ss_device.training.finetune import load_lora, train_lora
 from ss_device.training.parent_bias import train_parent_bias
+from ss_device.training.processes import joined_processes
 from ss_device.training.schedule import AdapterSchedule
 from tests.ss_device.test_reference import CONTEXT, LOSSLESS, SHARED, prompt_ids
 from tests.stand_in_device import StandInDevice
@@ -63,6 +64,7 @@ def base(tmp_path_factory):
 def cuda(monkeypatch):
     """A CUDA device that commands find by themselves."""
     with StandInDevice("cuda") as device:
+        monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "stand-in")
         yield device
@@ -280,10 +282,24 @@ def test_evaluate(base, tmp_path, cuda, rows):
     assert found[0] == found[1] and found[0]["calls"] > 0
 
 
-def test_a_device_that_is_not_there():
-    assert not torch.cuda.is_available(), "this test is for machines without a GPU"
+def test_which_device(monkeypatch):
+    """An option, the environment, a GPU, Metal, the CPU; a device that is not there is refused."""
+    there = {"cuda": False, "mps": False}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there["cuda"])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there["mps"])
+    monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(UserError, match="--device cuda: PyTorch .* finds none here .it has cpu"):
         chosen_device("cuda")
     with pytest.raises(UserError, match="--device tpu is not one of cuda, mps, cpu"):
         chosen_device("tpu")
     assert chosen_device().type == "cpu"
+    there["mps"] = True
+    assert chosen_device().type == "mps" and chosen_device("cpu").type == "cpu"
+    there["cuda"] = True
+    assert chosen_device().type == "cuda" and chosen_device("mps").type == "mps"
+    monkeypatch.setenv(VARIABLE, "cpu")
+    assert chosen_device().type == "cpu" and chosen_device("cuda").type == "cuda"
+    assert joined_processes().device.type == "cpu"
+    monkeypatch.setenv(VARIABLE, "gpu")
+    with pytest.raises(UserError, match="SS_DEVICE=gpu is not one of"):
+        chosen_device()
