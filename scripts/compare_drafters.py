@@ -45,13 +45,14 @@ BUDGETS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One drafter: the settings that make it, its text (`gold`: the data's, `own`: the base's)."""
+    """One drafter: the settings that make it, its text (`gold`: the data's, `own`: the base's), epochs."""
 
     name: str
     settings: str
     changes: tuple[str, ...] = ()
     text: str = "gold"
     trees: tuple[str, ...] = TREES
+    epochs: int = 1
 
     @property
     def has_bias(self) -> bool:
@@ -89,6 +90,9 @@ ROTATIONS = [
     Row("paper-same", "paper", (SAME,), "own"),
     Row("paper-same-rotated", "paper", (SAME, ROTATION), "own"),
     Row("paper-same-rotated-beyond", "paper", (SAME, BEYOND), "own"),
+    Row("paper-same-long", "paper", (SAME,), "own", epochs=5),
+    Row("paper-same-long-rotated", "paper", (SAME, ROTATION), "own", epochs=5),
+    Row("paper-same-long-rotated-beyond", "paper", (SAME, BEYOND), "own", epochs=5),
     Row("shared-same", "shared", (SAME,)),
     Row("shared-same-rotated", "shared", (SAME, ROTATION)),
     Row("shared-same-rotated-beyond", "shared", (SAME, BEYOND)),
@@ -135,7 +139,7 @@ def train(app: str, row: Row, arguments: argparse.Namespace) -> None:
         return
     budget, data = BUDGETS[app], text_of(app, row, arguments)
     common = ["--base", arguments.base, "--data", data, "--limit", budget.texts, "--output", output]
-    common += ["--epochs", 1, "--tokens-per-batch", 1024, "--max-length", budget.longest]
+    common += ["--epochs", row.epochs, "--tokens-per-batch", 1024, "--max-length", budget.longest]
     common += on_device(arguments)
     if row.name == "lora":
         ss_train("lora", app, *common, "--learning-rate", 1e-3)
