@@ -4,9 +4,9 @@ python scripts/compare_drafters.py --base models/base/ss-demo-base --data DATA -
 
 DATA holds `<app>/train.jsonl.gz` and `<app>/test.jsonl.gz`, OWN the base's own continuations
 (`ss-train distill`) as `own_<app>.jsonl`. Every run of an application sees the same number of texts once
-(`long`: five times), in the same order; what differs is named by its row. A finished run or measurement is not repeated, so the
-script goes on after an interruption; `--phase measure` in a second process measures what the first has
-trained. Results: `<output>/<app>/<row>.json`.
+(`long`: five times), in the same order; what differs is named by its row. A finished run or measurement is
+not repeated, so the script goes on after an interruption; `--phase measure` in a second process measures
+what the first has trained. Results: `<output>/<app>/<row>.json`.
 """
 
 from __future__ import annotations
