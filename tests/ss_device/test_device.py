@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from ss_convert import golden
@@ -26,16 +27,19 @@ from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_base, load_stream_model
 from ss_device.training.adapt import train_adapter
+from ss_device.training.budget import Budget
 from ss_device.training.continuations import Continuation, KeyedSampling, continuations
 from ss_device.training.corpus import Document
 from ss_device.training.distill import Prompt, distill
 from ss_device.training.finetune import load_lora, train_lora
 from ss_device.training.parent_bias import train_parent_bias
+from ss_device.training.pretrain import pretrain
 from ss_device.training.processes import joined_processes
+from ss_device.training.recipe import load_recipe
 from ss_device.training.schedule import AdapterSchedule
 from tests.ss_device.test_reference import CONTEXT, LOSSLESS, SHARED, prompt_ids
 from tests.stand_in_device import StandInDevice
-from tests.tiny_models import VOCAB, make_tiny_base, random_adapter
+from tests.tiny_models import TINY_RECIPE, VOCAB, make_tiny_base, random_adapter
 
 APP_FILE = """
 title = "Tiny"
@@ -188,6 +192,26 @@ def test_training_of_an_adapter(base, config, segment, tmp_path, cuda, accelerat
     )
     for name, tensor in made["cuda"].tensors.items():
         assert np.array_equal(tensor, again.tensors[name]), name
+
+
+def test_a_base_is_trained(tmp_path, cuda, accelerate_there, monkeypatch):
+    """A stretch, its checkpoint and a further one, without the compiler: loss and weights as on the CPU."""
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled.append(self))
+    (tmp_path / "recipe.toml").write_text(TINY_RECIPE)
+    rows = [{"question": f"q{i}?", "context": "CREATE TABLE t", "answer": f"SELECT {i}"} for i in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe, lines, compiled, weights = load_recipe(tmp_path / "recipe.toml"), {}, [], {}
+    for device in ("cpu", "cuda"):
+        output, lines[device] = tmp_path / device, []
+        for more in ({}, {"resume": True}):
+            report = lines[device].append
+            pretrain(recipe, tmp_path, output, Budget(steps=3), report=report, device=device, **more)
+            accelerate_there()
+        weights[device] = load_file(output / "model.safetensors")
+    assert len(compiled) == 2  # on the GPU alone
+    assert abs(lines["cpu"][-1]["loss"] - lines["cuda"][-1]["loss"]) < 2e-3
+    for name, tensor in weights["cpu"].items():
+        assert np.abs(tensor.astype(np.float32) - weights["cuda"][name]).mean() < 1e-3, name
 
 
 def test_lora_parent_bias_and_score(base, tmp_path, cuda, rows):
