@@ -39,9 +39,11 @@ ROTATIONS = {
     for title, row in (
         ("shared mode", "shared-same"),
         ("lossless, papers' settings", "paper-same"),
+        ("lossless, papers' settings, five epochs", "paper-same-long"),
         ("SS+", "same"),
     )
 }
+DRAWN = ("shared mode", "lossless, papers' settings, five epochs", "SS+")
 
 
 def main() -> None:
@@ -52,6 +54,7 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     for app in APPS:
         print_rows(app, arguments.folder / app)
+    print_rotations(arguments.folder)
     ablations = arguments.folder / ABLATION_APP
     save(draw_layers(ablations), arguments.output / "layers.png")
     save(draw_pruning(ablations), arguments.output / "pruning.png")
@@ -67,6 +70,16 @@ def print_rows(app: str, folder: Path) -> None:
         path = folder / f"{row}.json"
         if path.exists():
             print(table_line(label, json.loads(path.read_text())))
+
+
+def print_rotations(folder: Path) -> None:
+    """Markdown: streams at one position, told apart by embeddings or by turned values."""
+    print("\n| mode | told apart by | " + " | ".join(APPS) + " |\n|---|---|" + "---|" * len(APPS))
+    for title, rows in ROTATIONS.items():
+        for label, row in rows.items():
+            results = [json.loads((folder / app / f"{row}.json").read_text()) for app in APPS]
+            cells = [f"{tokens_cell(r, 'best-first:32')}, {tokens_cell(r, 'chain:5')}" for r in results]
+            print(f"| {title} | {label} | " + " | ".join(cells) + " |")
 
 
 def table_line(label: str, result: dict) -> str:
@@ -135,14 +148,14 @@ def draw_pruning(folder: Path):
 def draw_rotation(folder: Path):
     """Tokens per call of streams that nothing but embeddings, or turned values, tell apart."""
     figure, panels = plt.subplots(1, 3, figsize=(14, 3.6))
-    for axis, (title, rows) in zip(panels, ROTATIONS.items(), strict=True):
-        for index, (label, row) in enumerate(rows.items()):
+    for axis, title in zip(panels, DRAWN, strict=True):
+        for index, (label, row) in enumerate(ROTATIONS[title].items()):
             results = [json.loads((folder / app / f"{row}.json").read_text()) for app in APPS]
-            values = [tree_of(r, "best-first:32")["tokens_per_call"] for r in results]
+            values = [tree_of(r, "chain:5")["tokens_per_call"] for r in results]
             bars = axis.bar([p + (index - 1) * 0.28 for p in range(len(APPS))], values, 0.26, label=label)
             axis.bar_label(bars, fmt="%.2f", fontsize=8)
         axis.set_xticks(range(len(APPS)), APPS)
-        axis.set(title=title, ylabel="tokens per call, best-first 32")
+        axis.set(title=title, ylabel="tokens per call, chain of 5", ylim=(1, None))
     panels[0].legend(fontsize=8)
     return figure
 
