@@ -56,7 +56,7 @@ class Trace:
 class Recorded:
     """Where traces were made, and of what.
 
-    device: as `cuda (NVIDIA H200)`; dtype: arithmetic; machine: system and processor; versions by library;
+    device: as `cuda (NVIDIA L4)`; dtype: arithmetic; machine: system and processor; versions by library;
     base: sha256 of the base model; weights: of a bundle's adapter and base as they were read
     (`Bundle.weights_digest`), empty for the traces inside a bundle.
     """

@@ -35,7 +35,7 @@ def asked_for(wanted: str | None) -> str | None:
 
 
 def device_text(device: torch.device) -> str:
-    """The device with its name, as `cuda (NVIDIA H200)`."""
+    """The device with its name, as `cuda (NVIDIA L4)`."""
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return device.type
