@@ -9,7 +9,7 @@ import numpy as np
 from ss_convert.mlx.weights import own_tensors, shared_parent_bias
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
-from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.bundle import MLX_BASE, Bundle, BundledAdapter
 from ss_device.checkpoint_weights import StoredTensor, blocks, stored_tensors
 from ss_device.errors import UserError
 from ss_device.trace import load_traces
@@ -21,9 +21,9 @@ CHECKED_STEPS = 2
 def check_base(bundle: Bundle, weights: Mapping[str, np.ndarray]) -> None:
     """Raise UserError unless the base's canonical arrays read back equal from the MLX file."""
     if getattr(weights, "packed", None):
-        check_stored(bundle, "mlx/base.safetensors", weights.stored)
+        check_stored(bundle, MLX_BASE, weights.stored)
         return
-    check_tensors(bundle, "mlx/base.safetensors", weights)
+    check_tensors(bundle, MLX_BASE, weights)
 
 
 def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: tuple[str, ...]) -> None:

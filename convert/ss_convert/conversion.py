@@ -17,12 +17,13 @@ from ss_convert import coreml_stage, golden_stage, mlxfn_stage
 from ss_convert.check import check_adapter, check_base, is_exact_in_half
 from ss_convert.disk import one_line_when_full
 from ss_convert.mlx.weights import parent_bias_file, write_adapter, write_base, write_parent_bias
-from ss_convert.planning import BASE_FILE, Plan, PlannedAdapter, library_versions
+from ss_convert.planning import Plan, PlannedAdapter, library_versions
 from ss_convert.stages import Stages
 from ss_convert.weight_source import WeightSource
 from ss_device.base_model import TOKENIZER_FILES
 from ss_device.bundle import (
     MANIFEST,
+    MLX_BASE,
     Bundle,
     BundledAdapter,
     Made,
@@ -184,7 +185,7 @@ def _write_mlx(plan: Plan, folder: Path, weights: WeightSource) -> dict:
             if (plan.base.path / name).is_file():
                 shutil.copyfile(plan.base.path / name, folder / name)
         if "mlx" in plan.targets:
-            write_base(weights.get(), folder / BASE_FILE)
+            write_base(weights.get(), folder / MLX_BASE)
     for planned in plan.adapters:
         file = folder / tensor_file(planned.app)
         file.unlink(missing_ok=True)

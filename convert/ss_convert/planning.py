@@ -27,7 +27,6 @@ TARGETS_OF = {"coreml": ("coreml",), "mlx": ("mlx",), "mlxfn": ("mlx", "mlxfn"),
 TARGETS_OF["all"] = (*TARGETS, "mlxfn")
 FUNCTION_DTYPES = ("float16", "float32", "bfloat16")
 LIBRARIES = ("coremltools", "numpy", "safetensors", "torch", "transformers")
-BASE_FILE = "mlx/base.safetensors"
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from ss_device.bundle import MLX_BASE as BASE_FILE
-from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.bundle import MLX_BASE, Bundle, BundledAdapter
 from ss_device.decoding import StepModel
 from ss_device.errors import UserError, library_errors
 from ss_runtime.coreml_model import open_coreml_model
@@ -74,7 +73,7 @@ def why_not(name: str, bundle: Bundle, adapter: BundledAdapter) -> str | None:
         return "the bundle has no Core ML package (ss-convert --target coreml)"
     if name == "mlxfn" and adapter.mlxfn is None:
         return "the bundle has no exported functions (ss-convert --target mlxfn)"
-    if name in ("mlx", "reference") and not (bundle.path / BASE_FILE).is_file():
+    if name in ("mlx", "reference") and not (bundle.path / MLX_BASE).is_file():
         return "the bundle has no MLX weights (ss-convert --target mlx)"
     needed = {
         "mlx": ("mlx",),
@@ -263,7 +262,7 @@ def hugging_face_model(bundle: Bundle, dtype: str = "float32"):
     from ss_device.checkpoint_weights import CheckpointWeights, stored_tensors
     from ss_device.reference.hugging_face import model_of
 
-    file, architecture = bundle.path / BASE_FILE, bundle.manifest.architecture
+    file, architecture = bundle.path / MLX_BASE, bundle.manifest.architecture
     weights = CheckpointWeights(stored_tensors(file), architecture, str(file))
     return model_of(_hugging_face_config(bundle), weights, architecture, dtype)
 

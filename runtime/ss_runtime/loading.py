@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from ss_device.adapter import Adapter
-from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.bundle import MLX_BASE, Bundle, BundledAdapter
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError, one_line
 from ss_device.families import read_architecture
@@ -15,8 +15,6 @@ from ss_device.strict_json import read_json
 from ss_runtime.mlx_model import MLXStepModel
 from ss_runtime.quantized_weights import checkpoint_arrays, quantize_base
 from ss_runtime.stream_decoder import as_weight
-
-BASE_FILE = "mlx/base.safetensors"
 
 
 def load_model(
@@ -60,7 +58,7 @@ def load_model(
 def base_arrays(bundle: Bundle, dtype: str, quantize: str | None) -> dict[str, mx.array]:
     """The base's canonical arrays in `dtype`, quantized where asked."""
     kind = getattr(mx, dtype)
-    arrays = {name: as_weight(a, kind) for name, a in load_arrays(bundle.path / BASE_FILE).items()}
+    arrays = {name: as_weight(a, kind) for name, a in load_arrays(bundle.path / MLX_BASE).items()}
     return quantize_base(arrays, bundle.manifest.architecture, quantize)
 
 

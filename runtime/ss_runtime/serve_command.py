@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from ss_device.bundle import Bundle, open_bundle
+from ss_device.bundle import MLX_BASE, Bundle, open_bundle
 from ss_device.command_line import CommandParser, positive, positive_number, run_command
 from ss_device.errors import UserError
-from ss_runtime.backends import BASE_FILE, DTYPES, KV_BITS, QUANTIZATIONS, default_dtype, load_openblas
+from ss_runtime.backends import DTYPES, KV_BITS, QUANTIZATIONS, default_dtype, load_openblas
 from ss_runtime.serve.access_rules import AccessRules, check_exposure, chosen_key, rules_for
 from ss_runtime.serve.listening import listen, make_server, place, resolve
 from ss_runtime.serve.printable import printable
@@ -98,7 +98,7 @@ def serve(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"port {arguments.port} must lie in 0 … 65535")
     bundle = open_bundle(arguments.bundle)
-    if not (bundle.path / BASE_FILE).is_file():
+    if not (bundle.path / MLX_BASE).is_file():
         raise UserError(f"{bundle.path}: the bundle has no MLX weights (ss-convert --target mlx)")
     host, port = arguments.host, arguments.port
     family, address = resolve(host, port)

@@ -246,7 +246,7 @@ def validate_backend(
     traces: list[Trace],
     found: Replay,
     options: dict | None = None,
-) -> Replay:
+) -> None:
     """Open the back end of `found` and replay `traces` on it, with a progress bar; fills `found`.
 
     options: of `open_backend`.
@@ -260,4 +260,3 @@ def validate_backend(
         except UserError as error:
             raise UserError(f"adapter '{adapter.app}' on {found.backend}: {error}") from error
     found.seconds = time.perf_counter() - started
-    return found

@@ -85,21 +85,11 @@ def train_adapter(
         open_run(folder, settings, resume, force)
     accelerator.wait_for_everyone()
     model = _initial_model(base, config, schedule, start, accelerator.device, parent_bias)
-    optimizer = torch.optim.AdamW(
-        list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
-    )
-    objective, optimizer = accelerator.prepare(StreamLoss(model, schedule), optimizer)
-    plan = plan_epochs(train, schedule)
-    run = TrainingRun(
-        accelerator, objective, optimizer, schedule, train, valid, plan, folder, report
-    )  # fmt: skip
-    record = None
-    if resume:
-        record = load_checkpoint(folder / "checkpoint", run.loss_module.model, optimizer)
-    progress = run.run(typed(Progress, record or {}, f"{folder / 'checkpoint'}: record.json"))
-    objective.eval()
+    run = _prepared_run(accelerator, model, schedule, train, valid, folder, report)
+    progress = run.run(_progress(run, resume))
+    run.objective.eval()
     ranks = document_ranks(
-        objective, valid, config.num_streams, accelerator.device, segment=schedule.segment
+        run.objective, valid, config.num_streams, accelerator.device, segment=schedule.segment
     )
     model = _whole_model(accelerator, run.loss_module.model, base, config, schedule, start, parent_bias)
     adapter = _adapter(base, app, config, schedule, model, progress, len(train), ranks)
@@ -107,6 +97,24 @@ def train_adapter(
         _write(adapter, base, model, output, golden_prompts)
     accelerator.wait_for_everyone()
     return adapter
+
+
+def _prepared_run(accelerator, model, schedule, train, valid, folder, report) -> TrainingRun:
+    """Model and optimizer as accelerate takes them, with the batches of all epochs."""
+    optimizer = torch.optim.AdamW(
+        list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
+    )
+    objective, optimizer = accelerator.prepare(StreamLoss(model, schedule), optimizer)
+    plan = plan_epochs(train, schedule)
+    return TrainingRun(accelerator, objective, optimizer, schedule, train, valid, plan, folder, report)
+
+
+def _progress(run: TrainingRun, resume: bool) -> Progress:
+    """Where the run begins: at the last checkpoint, which is loaded, or at nothing."""
+    folder, record = run.folder / "checkpoint", None
+    if resume:
+        record = load_checkpoint(folder, run.loss_module.model, run.optimizer)
+    return typed(Progress, record or {}, f"{folder}: record.json")
 
 
 def _check_inputs(base, config, schedule, train, start) -> None:

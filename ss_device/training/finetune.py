@@ -63,13 +63,12 @@ def train_lora(
     `<output>.run/`. Beside peft's own files, finetune.json says base, application and training. force: an
     earlier run and what it wrote are replaced.
     """
-    run = run_folder(output)
+    where, run = chosen_device(device), run_folder(output)
     settings = {"rank": rank, "alpha": alpha, "schedule": asdict(schedule), "documents": len(documents)}
     check_output_folder(output, "a LoRA", lambda folder: holds_only(folder, FILES), force or resume)
     open_run(run, settings, resume, force)
     torch.manual_seed(schedule.seed)
     config = SpeculativeConfig(mode="shared", lora_rank=rank, lora_alpha=alpha)
-    where = chosen_device(device)
     model = add_lora(load_base(base), base.architecture, config).to(where)
     optimizer = torch.optim.AdamW(
         list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0

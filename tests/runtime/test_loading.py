@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from ss_convert.mlx.weights import write_adapter, write_base
-from ss_device.bundle import BundledAdapter, Manifest, open_bundle, write_manifest
+from ss_device.bundle import MLX_BASE, BundledAdapter, Manifest, open_bundle, write_manifest
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_runtime.generation import load_tokenizer
-from ss_runtime.loading import BASE_FILE, default_stream_rows, load_model
+from ss_runtime.loading import default_stream_rows, load_model
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import make_tiny_base, random_adapter
 
 
 def write_bundle(base, adapter, folder):
     tensor_file = f"mlx/adapters/{adapter.app}.safetensors"
-    write_base(base.weights(), folder / BASE_FILE)
+    write_base(base.weights(), folder / MLX_BASE)
     write_adapter(adapter, folder / tensor_file)
     shutil.copy(base.path / "tokenizer.json", folder)
     bundled = BundledAdapter(
@@ -54,13 +54,13 @@ def test_missing_and_damaged_files_are_user_errors(mlx_base, tmp_path):
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(UserError, match="not a readable safetensors file"):
         load_model(bundle, bundle.adapter())
-    integers = dict(mx.load(str(bundle.path / BASE_FILE)))
+    integers = dict(mx.load(str(bundle.path / MLX_BASE)))
     integers["layers.1.attn.v.weight"] = mx.zeros(integers["layers.1.attn.v.weight"].shape, mx.int32)
-    mx.save_safetensors(str(bundle.path / BASE_FILE), integers)
+    mx.save_safetensors(str(bundle.path / MLX_BASE), integers)
     write_adapter(random_adapter(mlx_base, CONFIGS["paper"]), file)
     with pytest.raises(UserError, match="'layers.1.attn.v.weight' is stored as mlx.core.int32"):
         load_model(bundle, bundle.adapter())
-    (bundle.path / BASE_FILE).unlink()
+    (bundle.path / MLX_BASE).unlink()
     with pytest.raises(UserError, match="without MLX weights"):
         load_model(bundle, bundle.adapter())
     (bundle.path / "tokenizer.json").write_text("{")

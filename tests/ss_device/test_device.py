@@ -306,6 +306,26 @@ def test_evaluate(base, tmp_path, cuda, rows):
     assert found[0] == found[1] and found[0]["calls"] > 0
 
 
+def test_a_device_that_is_not_there_loses_nothing(base, tmp_path, rows, monkeypatch):
+    """Every training run: the device is refused before --force clears what an earlier run left."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    app, schedule = load_application(str(rows.parent)), AdapterSchedule(epochs=1)
+    (tmp_path / "recipe.toml").write_text(TINY_RECIPE)
+    recipe, output = load_recipe(tmp_path / "recipe.toml"), tmp_path / "out"
+    (tmp_path / "out.run").mkdir()
+    (tmp_path / "out.run/log.jsonl").write_text("earlier")
+    for run in (
+        lambda: train_lora(base, app, 4, 8.0, schedule, documents(), output, force=True, device="cuda"),
+        lambda: train_adapter(
+            base, app, PLUS, schedule, documents(), [], output, force=True, device="cuda"
+        ),
+        lambda: pretrain(recipe, tmp_path, output, Budget(steps=1), force=True, device="cuda"),
+    ):
+        with pytest.raises(UserError, match="--device cuda"):
+            run()
+        assert (tmp_path / "out.run/log.jsonl").read_text() == "earlier" and not output.exists()
+
+
 def test_which_device(monkeypatch):
     """An option, the environment, a GPU, Metal, the CPU; a device that is not there is refused."""
     there = {"cuda": False, "mps": False}
