@@ -24,7 +24,7 @@ SEED ?= 0
 .PHONY: demo test device-check fuzz soak faults models families test-swift run-test-swift clean distclean install blas-hint
 
 demo: $(INSTALLED) blas-hint
-	@$(BIN)/python -m ss_runtime.demo $(if $(INPUT),--input $(INPUT))
+	@$(BIN)/python -m scripts.demo $(if $(INPUT),--input $(INPUT))
 
 # One thread per worker: two workers with two threads each get in each other's way on two cores.
 test: $(INSTALLED)
@@ -49,9 +49,9 @@ ifeq ($(shell uname -s),Linux)
 	@echo "sources for Apple platforms only were parsed, not compiled"
 endif
 
-$(TINY)/answers.json: scripts/export_swift_traces.py convert/ss_convert/coreml/interface.py ss_device/bundle.py | $(INSTALLED)
+$(TINY)/answers.json: tests/swift/export_traces.py convert/ss_convert/coreml/interface.py ss_device/bundle.py | $(INSTALLED)
 	@echo "converting a tiny random bundle for the Swift tests ..."
-	@OMP_NUM_THREADS=1 $(BIN)/python scripts/export_swift_traces.py bundle --output $(TINY) >/dev/null
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.swift.export_traces bundle --output $(TINY) >/dev/null
 
 models: $(INSTALLED)
 	@test -n "$(DATA)" || { echo "make models needs DATA=folder (docs/models.md says what is in it)" >&2; exit 2; }

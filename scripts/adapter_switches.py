@@ -33,12 +33,12 @@ def answer(model, drafter: Drafter, ids: list[int], limit: int) -> list[tuple[tu
 
 def fresh_answers(bundle, prompts: list[list[int]], nodes: int, limit: int) -> dict:
     """(adapter, prompt number) → answer of a model that is loaded for this adapter alone."""
-    from ss_runtime.loading import load_model
+    from ss_runtime.mlx.loading import load_model
 
     found = {}
     for name, adapter in bundle.manifest.adapters.items():
         model = load_model(bundle, adapter, "float32")
-        drafter = Drafter(nodes, parent_bias=bundle.parent_bias(adapter), lookup=PromptLookup())
+        drafter = Drafter(nodes, bigram_bias=bundle.bigram_bias(adapter), lookup=PromptLookup())
         for number, ids in enumerate(prompts):
             found[name, number] = answer(model, drafter, ids, limit)
     return found
@@ -55,7 +55,7 @@ def interleaved(bank, prompts, expected: dict, count: int, nodes: int, limit: in
         seconds.append(time.perf_counter() - start)
         switches += before not in (None, name)
         before = name
-        drafter = Drafter(nodes, parent_bias=resident.parent_bias, lookup=PromptLookup())
+        drafter = Drafter(nodes, bigram_bias=resident.bigram_bias, lookup=PromptLookup())
         found, wanted = answer(resident.model, drafter, prompts[number], limit), expected[name, number]
         equal += found == wanted
         same_tokens += [t for tokens, _ in found for t in tokens] == [t for k, _ in wanted for t in k]
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     load_openblas()
-    from ss_runtime.adapter_bank import AdapterBank
+    from ss_runtime.mlx.adapter_bank import AdapterBank
 
     bundle = open_bundle(arguments.bundle)
     by_app = bundle_prompts(bundle, arguments.input, arguments.prompts)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ss_device.bundle import Bundle, open_bundle
 from ss_device.json_lines import read_json_lines
-from ss_runtime.bench_command import main as ss_bench
+from ss_runtime.commands.bench import main as ss_bench
 from ss_runtime.tokenization import load_tokenizer
 
 SEED = 0

@@ -56,7 +56,7 @@ class Row:
 
     @property
     def has_bias(self) -> bool:
-        return self.settings == "plus" or "markov_rank=32" in self.changes
+        return self.settings == "plus" or "bigram_rank=32" in self.changes
 
     @property
     def shared(self) -> bool:
@@ -68,7 +68,7 @@ ROWS = [
     Row("shared", "shared"),
     Row("shared-v2", "shared-v2"),
     Row("paper", "paper", trees=PAPER_TREES),
-    Row("parent-bias", "paper", ("markov_rank=32",)),
+    Row("bigram-bias", "paper", ("bigram_rank=32",)),
     Row("stream-lora", "plus"),
     Row("self-distilled", "plus", text="own"),
     Row("self-distilled-8", "plus", ("num_streams=8",), "own", DEEP_TREES),
@@ -148,7 +148,7 @@ def train(app: str, row: Row, arguments: argparse.Namespace) -> None:
     more = ["--settings", row.settings, "--learning-rate", rate, "--precision", arguments.precision]
     more += [word for change in row.changes for word in ("--set", change)]
     if row.has_bias:
-        more += ["--parent-bias", parent_bias(app, row.text, data, arguments)]
+        more += ["--bigram-bias", bigram_bias(app, row.text, data, arguments)]
     ss_train("adapter", app, *common, *more, "--valid", 100, "--evaluate-every", 0)
 
 
@@ -159,14 +159,14 @@ def text_of(app: str, row: Row, arguments: argparse.Namespace) -> Path:
     return chosen if chosen and chosen.exists() else arguments.data / app / "train.jsonl.gz"
 
 
-def parent_bias(app: str, text: str, data: Path, arguments: argparse.Namespace) -> Path:
+def bigram_bias(app: str, text: str, data: Path, arguments: argparse.Namespace) -> Path:
     """The bigrams of the budget's texts, trained once per application and text."""
     path = arguments.output / app / f"bias-{text}.safetensors"
     if not path.exists():
         drawn = arguments.output / app / f"bias-{text}.jsonl"
         take(data, drawn, BUDGETS[app].texts)
         words = [f"{app}={drawn}", "--base", arguments.base, "--output", path, *on_device(arguments)]
-        ss_train("parent-bias", *words)
+        ss_train("bigram-bias", *words)
     return path
 
 
@@ -211,7 +211,7 @@ def measure_pruning(arguments: argparse.Namespace) -> None:
                 PRUNING_PROMPTS,
                 "--shape",
                 "k-ary",
-                "--top-k",
+                "--tree-top-k",
                 k,
                 "--nodes",
                 nodes,

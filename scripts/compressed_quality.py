@@ -19,13 +19,13 @@ import sys
 from pathlib import Path
 
 from ss_convert.command import main as ss_convert
-from ss_convert.coreml.options import WEIGHTS
+from ss_convert.coreml.weight_format import WEIGHT_FORMATS
 from ss_convert.stored_weights import stored_weights
 from ss_device.base_model import models_folder, open_base
 from ss_device.bundle import open_bundle
 from ss_device.command_line import add_device
 from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands.validate import main as ss_validate
 
 TREES = ("best-first:32",)
 FIGURES = {"exact_match": "exact match", "rouge1": "ROUGE-1"}
@@ -36,12 +36,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where bundles and results go")
     parser.add_argument("--data", type=Path, required=True, help="folder with <app>/test.jsonl.gz")
     parser.add_argument("--adapter", action="append", required=True, help="name under models/adapters")
-    parser.add_argument("--weights", action="append", choices=WEIGHTS, help="default: all")
+    parser.add_argument("--weights", action="append", choices=WEIGHT_FORMATS, help="default: all")
     parser.add_argument("--limit", type=int, default=200, help="prompts per application")
     parser.add_argument("--longest-prompt", type=int, default=500, help="longer prompts are left out")
     add_device(parser)
     arguments = parser.parse_args()
-    forms = arguments.weights or list(WEIGHTS)
+    forms = arguments.weights or list(WEIGHT_FORMATS)
     for form in forms:
         convert(form, arguments)
         for app in arguments.adapter:
@@ -111,7 +111,7 @@ def print_tables(forms: list[str], arguments: argparse.Namespace) -> None:
     for form in forms:
         cells = [quality(json.loads(result_file(arguments.folder, form, app).read_text())) for app in apps]
         print(f"| {form} | " + " | ".join(cells) + " |")
-    columns = ["weights", "application", "arithmetic", "prompts exact"]
+    columns = ["weights", "application", "dtype", "prompts exact"]
     columns += ["nodes", "max. Δ logit", "near ties", "other"]
     print("\n| " + " | ".join(columns) + " |")
     print("|---" * len(columns) + "|")
@@ -125,7 +125,7 @@ def agreement(row: dict) -> list[str]:
     ties = sum(d["near_tie"] for d in row["differences"])
     return [
         row["adapter"],
-        row["arithmetic"],
+        row["dtype"],
         f"{row['token_exact']} of {row['prompts']}",
         str(row["nodes"]),
         f"{row['max_logit_difference']:.2g}",

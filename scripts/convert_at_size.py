@@ -27,7 +27,7 @@ from ss_device.adapter import load_adapter, save_adapter
 from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
 from ss_device.config import paper_config
-from ss_device.decoding import StepModel
+from ss_device.step_model import StepModel
 from ss_device.tree import tree_from_parents
 
 SHAPES = {
@@ -172,15 +172,15 @@ def replay(folder: Path, back_end: str) -> None:
     np.savez(
         folder / f"{back_end}.npz",
         chosen=verified.chosen,
-        accepted=verified.accepted,
+        accepted=verified.accepted_node,
         streams=verified.stream_logits,
         **logits,
     )
 
 
 def open_executor(folder: Path) -> StepModel:
-    """The bundle's package in float32 arithmetic."""
-    from ss_runtime.coreml_model import open_executor_model
+    """The bundle's package in float32."""
+    from ss_runtime.coreml.step_model import open_executor_model
 
     bundle = open_bundle(folder / "both")
     return open_executor_model(bundle, bundle.adapter(), "float32")

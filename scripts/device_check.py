@@ -48,8 +48,8 @@ from ss_device.training.continuations import Continuation, continuations
 from ss_device.training.examples import encode_examples, load_prompts
 from ss_device.training.schedule import AdapterSchedule
 from ss_runtime.backends import DTYPES, why_not
+from ss_runtime.commands.validate import DEFAULTS, validate_backend
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact
-from ss_runtime.validate_command import DEFAULTS, validate_backend
 from ss_runtime.validation import Replay
 
 NODES = 32
@@ -187,7 +187,7 @@ def _rates(setting: Setting, dtype: str) -> tuple[dict[str, np.ndarray], int]:
     methods = {
         "plain": stepped(Drafter(1)),
         "hf": lambda p: continuations(stream_model.base, None, [p], ends, Continuation(setting.tokens))[0],
-        "drafts": stepped(Drafter(NODES, parent_bias=setting.adapter.parent_bias())),
+        "drafts": stepped(Drafter(NODES, bigram_bias=setting.adapter.bigram_bias())),
     }
     rates: dict[str, list[float]] = {name: [] for name in methods}
     equal = 0
@@ -209,7 +209,7 @@ def training(name: str) -> Callable[[Setting], dict]:
     def check(setting: Setting) -> dict:
         documents, lines = _documents(setting), []
         schedule = AdapterSchedule(epochs=10, evaluate_every=0, tokens_per_batch=1024, **TRAININGS[name])
-        config = replace(setting.adapter.config, markov_shared=False)
+        config = replace(setting.adapter.config, bigram_shared=False)
         if setting.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         train_adapter(

@@ -4,7 +4,7 @@
     python -m scripts.executor_speed build/speed --profile
 
 Writes a random Llama (h 512, 8 layers, vocabulary 4096, tied head) and an SS+ adapter, converts them, and
-generates with the package in float32 and float16 arithmetic: trees of `--nodes` nodes, then plain decoding
+generates with the package in float32 and float16: trees of `--nodes` nodes, then plain decoding
 (one node, the same package). Nothing is trained, so no draft is accepted beyond chance: tokens per second
 are the calls per second, what a trained adapter's tokens per call multiply. With OMP_NUM_THREADS=1 the
 processor's time tells what a machine that does nothing else would take. `--profile` adds the time by
@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 
 from ss_convert.command import main as ss_convert
-from ss_convert.coreml.executor.program import Program
 from ss_device.adapter import save_adapter
 from ss_device.base_model import BaseFolder
 from ss_device.bundle import Bundle, open_bundle
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Drafter, decode
-from ss_runtime.coreml_model import open_executor_model
+from ss_executor.program import Program
+from ss_runtime.coreml.step_model import open_executor_model
 
 SHAPE = {
     "vocab_size": 4096,
@@ -41,7 +41,7 @@ SHAPE = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
 }
-CONFIG = SpeculativeConfig(stream_lora_rank=32, stream_lora_alpha=32.0, markov_rank=32)
+CONFIG = SpeculativeConfig(stream_lora_rank=32, stream_lora_alpha=32.0, bigram_rank=32)
 
 
 def main() -> int:
@@ -53,17 +53,17 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     bundle = made_bundle(arguments.folder, arguments.nodes)
-    print("| arithmetic | decoding | calls | tokens | tokens per second | ms per call | CPU ms |")
+    print("| dtype | decoding | calls | tokens | tokens per second | ms per call | CPU ms |")
     print("|---|---|---|---|---|---|---|")
-    for arithmetic in ("float32", "float16"):
-        model = open_executor_model(bundle, bundle.adapter(), arithmetic)
+    for dtype in ("float32", "float16"):
+        model = open_executor_model(bundle, bundle.adapter(), dtype)
         for nodes in (arguments.nodes, 1):
             spent = Counter()
             with profiled(spent, arguments.profile):
                 tokens, calls, seconds, busy = fastest(model, nodes, arguments.tokens, arguments.texts)
             what = f"trees of {nodes}" if nodes > 1 else "plain"
             each = f"{1000 * seconds / calls:.0f} | {1000 * busy / calls:.0f}"
-            print(f"| {arithmetic} | {what} | {calls} | {tokens} | {tokens / seconds:.2f} | {each} |")
+            print(f"| {dtype} | {what} | {calls} | {tokens} | {tokens / seconds:.2f} | {each} |")
             for name, share in spent.most_common(12):
                 print(f"    {share:8.3f} s  {name}")
     return 0

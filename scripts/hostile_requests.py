@@ -40,7 +40,7 @@ class Server:
     """`ss-serve` as a child process on a free port, its stderr in a file."""
 
     def __init__(self, bundle: Path, options: list[str]) -> None:
-        code = "import sys; from ss_runtime.serve_command import main; sys.exit(main())"
+        code = "import sys; from ss_runtime.commands.serve import main; sys.exit(main())"
         command = [sys.executable, "-c", code, "--bundle", str(bundle), "--port", "0", *options]
         self.log = tempfile.NamedTemporaryFile(prefix="ss-serve-", suffix=".log")  # noqa: SIM115
         self.process = subprocess.Popen(command, stderr=self.log)

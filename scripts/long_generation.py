@@ -51,8 +51,8 @@ def small_architecture(context: int) -> Architecture:
 
 def open_random(context: int, nodes: int):
     """An MLX step model with random weights."""
-    from ss_runtime.loading import default_stream_rows
-    from ss_runtime.mlx_model import MLXStepModel
+    from ss_runtime.mlx.loading import default_stream_rows
+    from ss_runtime.mlx.step_model import MLXStepModel
 
     architecture, rng = small_architecture(context), np.random.default_rng(0)
 

@@ -20,14 +20,15 @@ from pathlib import Path
 import numpy as np
 
 from ss_convert.coreml.convert import write_package
-from ss_convert.coreml.executor import load_package
-from ss_convert.coreml.options import PRESETS, WEIGHTS, CoreMLOptions
+from ss_convert.coreml.options import PRESETS, CoreMLOptions
+from ss_convert.coreml.weight_format import WEIGHT_FORMATS
 from ss_convert.golden import read_prompts, record_traces
 from ss_convert.stored_weights import stored_weights
 from ss_device.adapter import load_adapter
 from ss_device.base_model import models_folder, open_base
 from ss_device.config import SpeculativeConfig
-from ss_runtime.coreml_model import CoreMLStepModel
+from ss_executor import load_package
+from ss_runtime.coreml.step_model import CoreMLStepModel
 from ss_runtime.validation import Replay, replay
 from tests.families.tiny import make_base
 from tests.tiny_models import random_adapter
@@ -61,7 +62,7 @@ def main() -> int:
     print("|---" * len(COLUMNS) + "|")
     for model in models:
         for preset in sorted(PRESETS):
-            for weights in WEIGHTS:
+            for weights in WEIGHT_FORMATS:
                 print(
                     "| " + " | ".join([model, preset, weights, *cells(done, model, preset, weights)]) + " |"
                 )
@@ -73,7 +74,7 @@ def combinations(model: str, done: dict, limit: int):
     with tempfile.TemporaryDirectory() as name:
         case = None
         for preset in sorted(PRESETS):
-            for weights in WEIGHTS:
+            for weights in WEIGHT_FORMATS:
                 key = f"{model}/{preset}/{weights}"
                 if key in done:
                     continue
@@ -97,7 +98,7 @@ def opened(model: str, folder: Path, limit: int):
 
 
 def agreement(base, adapter, prompts, sizes: dict, folder: Path, preset: str, weights: str) -> dict:
-    """Replays in both arithmetics of one package."""
+    """Replays in both dtypes of one package."""
     embedding = "fp16" if weights == "fp16" else "int8"
     options = CoreMLOptions(**sizes, weights=weights, embedding_weights=embedding, **PRESETS[preset])
     path = folder / "package" / f"{preset}-{weights}.mlpackage"
@@ -105,10 +106,10 @@ def agreement(base, adapter, prompts, sizes: dict, folder: Path, preset: str, we
     dense = stored_weights(path, functions.step, base.weights(), base.architecture)
     traces, _ = record_traces(base, adapter, prompts, options, dense)
     package, found = load_package(path), {}
-    for arithmetic in ("float32", "float16"):
-        programs = [package.program(name, arithmetic) for name in (functions.prefill, functions.step)]
+    for dtype in ("float32", "float16"):
+        programs = [package.program(name, dtype) for name in (functions.prefill, functions.step)]
         model = CoreMLStepModel(*programs, functions, adapter.config, base.architecture)
-        found[arithmetic] = replay(model, traces, Replay("executor", arithmetic)).to_dict()
+        found[dtype] = replay(model, traces, Replay("executor", dtype)).to_dict()
     return found
 
 

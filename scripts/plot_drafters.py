@@ -24,7 +24,7 @@ LABELS = {
     "shared": "SS-shared v1",
     "shared-v2": "SS-shared v2",
     "paper": "lossless, papers' settings",
-    "parent-bias": "+ parent bias",
+    "bigram-bias": "+ bigram bias",
     "stream-lora": "+ stream LoRA",
     "self-distilled": "+ self-distillation",
     "self-distilled-8": "the same with γ 8",

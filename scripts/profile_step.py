@@ -66,7 +66,7 @@ def _graph_only(model, tree: DraftTree, repeats: int) -> float:
     """The step without its evaluation: uploads and Python's part of the graph."""
     import mlx.core as mx
 
-    from ss_runtime.mlx_model import _upload
+    from ss_runtime.mlx.step_model import _upload
 
     size = model._padded_size(tree.num_nodes)
 
@@ -82,7 +82,7 @@ def pass_parts(model, size: int, repeats: int) -> dict[str, float]:
     """Milliseconds of the graph's pieces, each evaluated by itself on `size` rows."""
     import mlx.core as mx
 
-    from ss_runtime.stream_layers import attend
+    from ss_runtime.mlx.layers import attend
 
     decoder, kv = model.decoder, model.cache.layers[0]
     slots = model._slots(model.cache.layers, size)
@@ -132,7 +132,7 @@ def main() -> None:
     bundle = open_bundle(arguments.bundle)
     adapter = bundle.adapter(arguments.adapter)
     load_openblas()
-    bias = bundle.parent_bias(adapter)
+    bias = bundle.bigram_bias(adapter)
     generator = np.random.default_rng(0)
     vocab = bundle.manifest.architecture.vocab_size
     prompt = generator.integers(10, vocab, arguments.prompt_tokens).tolist()
@@ -140,7 +140,7 @@ def main() -> None:
     for size in SIZES:
         model = open_backend("mlx", bundle, adapter, "float32", fastest_stream_rows(adapter, size))
         lookup = PromptLookup() if arguments.lookup else None
-        drafter = Drafter(size, parent_bias=bias, lookup=lookup)
+        drafter = Drafter(size, bigram_bias=bias, lookup=lookup)
         whole.append(step_parts(model, drafter, prompt, arguments.repeats))
         parts.append({"rows": size} | pass_parts(model, size, arguments.repeats))
     print(table(whole), table(parts), sep="\n\n")

@@ -105,7 +105,7 @@ def main() -> None:
         str(bits or FLOAT): open_backend("mlx", bundle, adapter, "float32", rows_of, kv_bits=bits)
         for bits in (None, *sorted(KV_BITS, reverse=True))
     }
-    drafter = Drafter(adapter.num_nodes, parent_bias=bundle.parent_bias(adapter))
+    drafter = Drafter(adapter.num_nodes, bigram_bias=bundle.bigram_bias(adapter))
     limit = min(arguments.max_tokens or adapter.max_tokens, adapter.max_tokens)
     stop = frozenset(bundle.manifest.architecture.eos_ids)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
     python -m scripts.same_text BUNDLE --input 'DATA/{app}/test.jsonl.gz' --output runs/same_text.json
 
-Every prompt is answered by plain decoding (one node) and with drafts (streams and copies, all nodes of the
+Every prompt is answered by plain decoding (one node) and with drafts (streams, n-grams, all nodes of the
 bundle), greedily and at a temperature with one seed per prompt. Where a text differs, the row says how near
 a tie the first differing token was: the gap of the two best logits, or the distance of the drawn number
 from the nearest edge of the chosen token's interval. Unseeded sampling is drawn many times from one prompt
@@ -24,20 +24,21 @@ from scipy.stats import chi2
 
 from scripts.bundle_prompts import bundle_prompts
 from ss_device.bundle import open_bundle
-from ss_device.decoding import Drafter, StepModel, decode
+from ss_device.decoding import Drafter, decode
 from ss_device.prompt_lookup import PromptLookup
-from ss_device.sampling import Chooser, keyed_uniform
+from ss_device.sampling import Sampler, keyed_uniform
+from ss_device.step_model import StepModel
 from ss_runtime.backends import load_openblas
-from ss_runtime.token_choice import make_chooser
+from ss_runtime.samplers import build_sampler
 
 WAYS = ("greedy", "seeded")
 TEMPERATURE, TOP_P = 0.8, 0.95
 DRAWN_TOKENS, DRAW_TEMPERATURE = 3, 0.7
 
 
-def text_of(model: StepModel, drafter: Drafter, ids, limit: int, stop, chooser=None) -> tuple[list, int]:
+def text_of(model: StepModel, drafter: Drafter, ids, limit: int, stop, sampler=None) -> tuple[list, int]:
     """Generated tokens and model calls after the prompt's."""
-    steps = list(decode(model, drafter, ids, limit, stop, chooser))
+    steps = list(decode(model, drafter, ids, limit, stop, sampler))
     return [token for step in steps for token in step.tokens], len(steps) - 1
 
 
@@ -53,16 +54,16 @@ def next_logits(model: StepModel, ids: Sequence[int]) -> np.ndarray:
     return seen[0]
 
 
-def tie(model: StepModel, ids, first, second, chooser: Chooser | None) -> dict:
+def tie(model: StepModel, ids, first, second, sampler: Sampler | None) -> dict:
     """Where two texts part, and how near a tie the model was there."""
     pairs = enumerate(itertools.zip_longest(first, second))
     at = next(i for i, (a, b) in pairs if a != b)
     logits = next_logits(model, [*ids, *first[:at]])
-    if chooser is None:
+    if sampler is None:
         best = np.sort(logits)[-2:]
         return {"token": at, "logit_gap": float(best[1] - best[0])}
-    edges = np.cumsum(chooser.sampling.probabilities(logits))
-    drawn = keyed_uniform(chooser.sampling.seed, len(ids) + at) * edges[-1]
+    edges = np.cumsum(sampler.sampling.probabilities(logits))
+    drawn = keyed_uniform(sampler.sampling.seed, len(ids) + at) * edges[-1]
     return {"token": at, "distance_to_edge": float(np.abs(edges - drawn).min())}
 
 
@@ -76,14 +77,14 @@ def questions(prompts: dict[str, list[list[int]]]) -> Iterator[tuple[int, str, s
 def compare(bank, name: str, way: str, number: int, ids: list[int], most: int | None) -> dict:
     """Plain against drafted answer of one prompt."""
     resident, stop = bank.activate(name), frozenset(bank.bundle.manifest.architecture.eos_ids)
-    drafted = Drafter(resident.adapter.num_nodes, parent_bias=resident.parent_bias, lookup=PromptLookup())
-    chooser = make_chooser(TEMPERATURE, {"top_p": TOP_P, "seed": number}) if way == "seeded" else None
+    drafted = Drafter(resident.adapter.num_nodes, bigram_bias=resident.bigram_bias, lookup=PromptLookup())
+    sampler = build_sampler(TEMPERATURE, {"top_p": TOP_P, "seed": number}) if way == "seeded" else None
     limit = min(most or resident.adapter.max_tokens, resident.adapter.max_tokens)
-    plain, plain_calls = text_of(resident.model, Drafter(1), ids, limit, stop, chooser)
-    fast, calls = text_of(resident.model, drafted, ids, limit, stop, chooser)
+    plain, plain_calls = text_of(resident.model, Drafter(1), ids, limit, stop, sampler)
+    fast, calls = text_of(resident.model, drafted, ids, limit, stop, sampler)
     row = {"prompt": number, "adapter": name, "way": way, "equal": plain == fast, "tokens": len(plain)}
     row |= {"plain_calls": plain_calls, "calls": calls}
-    return row if plain == fast else row | {"tie": tie(resident.model, ids, plain, fast, chooser)}
+    return row if plain == fast else row | {"tie": tie(resident.model, ids, plain, fast, sampler)}
 
 
 def compare_all(bank, prompts: dict[str, list[list[int]]], most: int | None, file: Path) -> list[dict]:
@@ -128,11 +129,11 @@ def exact_probabilities(model: StepModel, ids: list[int], floor: float) -> dict[
 def chi_square(bank, name: str, ids: list[int], count: int) -> dict:
     """Unseeded texts drawn with drafts against their exact probabilities; rare ones are one cell."""
     resident = bank.activate(name)
-    drafter = Drafter(8, parent_bias=resident.parent_bias, lookup=PromptLookup())
+    drafter = Drafter(8, bigram_bias=resident.bigram_bias, lookup=PromptLookup())
     drawn, calls = Counter(), 0
     for _ in range(count):
-        chooser = make_chooser(DRAW_TEMPERATURE, {})
-        tokens, steps = text_of(resident.model, drafter, ids, DRAWN_TOKENS, frozenset(), chooser)
+        sampler = build_sampler(DRAW_TEMPERATURE, {})
+        tokens, steps = text_of(resident.model, drafter, ids, DRAWN_TOKENS, frozenset(), sampler)
         drawn[tuple(tokens)] += 1
         calls += steps
     expected = exact_probabilities(resident.model, ids, 5 / count)
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     load_openblas()
-    from ss_runtime.adapter_bank import AdapterBank
+    from ss_runtime.mlx.adapter_bank import AdapterBank
 
     bundle = open_bundle(arguments.bundle)
     prompts = bundle_prompts(bundle, arguments.input, arguments.limit)

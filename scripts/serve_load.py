@@ -38,7 +38,7 @@ CLIENTS, LEAVE_EVERY, TOKENS = 8, 5, 24
 
 def expected_texts(bundle, prompts: dict[str, list[list[int]]]) -> dict[tuple[str, str, int], str]:
     """(adapter, application of the prompt, its number) → text of plain decoding."""
-    from ss_runtime.loading import load_model
+    from ss_runtime.mlx.loading import load_model
 
     tokenizer, found = load_tokenizer(bundle), {}
     stop = frozenset(bundle.manifest.architecture.eos_ids)
@@ -56,7 +56,7 @@ class Server:
 
     def __init__(self, bundle: Path) -> None:
         command = [
-            "-c", "import sys; from ss_runtime.serve_command import main; sys.exit(main())",
+            "-c", "import sys; from ss_runtime.commands.serve import main; sys.exit(main())",
             "--bundle", str(bundle), "--dtype", "float32", "--port", "0", "--queue", "4", "--lookup",
             "--report-cached",
         ]  # fmt: skip

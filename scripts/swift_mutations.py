@@ -131,7 +131,7 @@ def main() -> int:
         print(f"no mutation is named {' '.join(sys.argv[1:])}", file=sys.stderr)
         return 2
     if not (TINY / "answers.json").is_file():
-        exporter = [sys.executable, str(ROOT / "scripts/export_swift_traces.py"), "bundle"]
+        exporter = [sys.executable, "-m", "tests.swift.export_traces", "bundle"]
         subprocess.run(exporter, stdout=subprocess.DEVNULL, check=True)
     shutil.rmtree(COPY, ignore_errors=True)
     # Built once as it is; after a mutation only the broken module and its dependents are built again.

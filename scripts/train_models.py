@@ -1,4 +1,4 @@
-"""Train the whole demo: data, tokenizer and base, its own text, parent bias, adapters, measurements.
+"""Train the whole demo: data, tokenizer and base, its own text, bigram bias, adapters, measurements.
 
     python -m scripts.train_models --data DATA --minutes 90
 
@@ -8,7 +8,7 @@ Everything is made in --work, stage by stage, and put into --models when it is w
     data      rows that may be learnt: licences, near-duplicates of held-out prompts, literals as asked
     base      tokenizer and base, at least --minutes of training in all (a later, longer run goes on)
     texts     the base's own continuations of training prompts
-    adapters  parent bias and every adapter of the plan
+    adapters  bigram bias and every adapter of the plan
     measure   tokens per call, acceptance by depth and metrics on the test prompts
     check     tokens per call predicted at the end of training against decoded step by step
     install   base, adapters, measurements and logs into --models, tables into its README.md
@@ -75,7 +75,7 @@ class PlannedAdapter:
     epochs: float
     learning_rate: float
     set: tuple[str, ...] = ()
-    parent_bias: bool = False
+    bigram_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,12 @@ class Pipeline:
             self._ss_train(*words, "--batch-size", 128, "--output", self.own_texts(app))
 
     def train_adapters(self) -> None:
-        """Parent bias and adapters of every application."""
+        """Bigram bias and adapters of every application."""
         for app in self.chosen:
             bias = self.of_base / f"bias_{app.name}.safetensors"
             if not bias.exists():
                 own = f"{app.name}={self.own_texts(app)}"
-                self._ss_train("parent-bias", own, "--base", self.base, "--epochs", 20, "--output", bias)
+                self._ss_train("bigram-bias", own, "--base", self.base, "--epochs", 20, "--output", bias)
             for adapter in self.plan.adapters:
                 self._train_adapter(app, adapter, bias)
 
@@ -233,7 +233,7 @@ class Pipeline:
         words += ["--output", output, "--settings", adapter.settings, "--epochs", adapter.epochs]
         words += ["--learning-rate", adapter.learning_rate, "--max-length", app.max_length]
         words += [word for change in adapter.set for word in ("--set", change)]
-        words += ["--parent-bias", bias] if adapter.parent_bias else []
+        words += ["--bigram-bias", bias] if adapter.bigram_bias else []
         words += ["--tokens-per-batch", self.arguments.tokens_per_batch, "--valid", 150]
         words += ["--evaluate-every", 250, "--precision", "bf16", "--seed", 5]
         golden = self.arguments.models / "adapters" / app.name / "golden_prompts.jsonl"

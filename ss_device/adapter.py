@@ -17,9 +17,10 @@ from ss_device.families import canonical_parts
 from ss_device.files import read_tensors
 from ss_device.hub import is_hub_id
 from ss_device.names import check_base_name, check_name
+from ss_device.old_names import TENSORS, adapter_entries, renamed
 from ss_device.outputs import folder_in_one_go, holds_only
 from ss_device.strict_json import read_json, typed
-from ss_device.tree import ParentBias
+from ss_device.tree import BigramBias
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "speculative_config.json"
@@ -51,12 +52,12 @@ class Adapter:
     record: dict = field(default_factory=dict)
     rank_statistics: dict = field(default_factory=dict)
 
-    def parent_bias(self) -> ParentBias | None:
-        """The bigram term in float32, None when `markov_rank` is 0."""
-        if not self.config.markov_rank:
+    def bigram_bias(self) -> BigramBias | None:
+        """The bigram term in float32, None when `bigram_rank` is 0."""
+        if not self.config.bigram_rank:
             return None
-        return ParentBias(
-            self.tensors["markov.u"].astype(np.float32), self.tensors["markov.v"].astype(np.float32)
+        return BigramBias(
+            self.tensors["bigram.u"].astype(np.float32), self.tensors["bigram.v"].astype(np.float32)
         )
 
     def lora_tensors(self) -> dict[str, np.ndarray]:
@@ -135,14 +136,14 @@ def load_adapter(folder: Path | str) -> Adapter:
         raise UserError(
             f"{folder / CONFIG_FILE}: format version {version!r:.40}, this program reads {FORMAT_VERSION}"
         )
-    entries = typed(AdapterFile, raw, str(folder / CONFIG_FILE))
+    entries = typed(AdapterFile, adapter_entries(raw), str(folder / CONFIG_FILE))
     check_name(entries.app, f"{folder / CONFIG_FILE}: application")
     check_base_name(entries.base.name, f"{folder / CONFIG_FILE}: base")
     return Adapter(
         app=entries.app,
         config=entries.config,
         base=entries.base,
-        tensors=read_tensors(folder / TENSOR_FILE),
+        tensors=renamed(read_tensors(folder / TENSOR_FILE), TENSORS),
         prompt_template=entries.prompt_template,
         stop_strings=entries.stop_strings,
         max_tokens=entries.max_tokens,

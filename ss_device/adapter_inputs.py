@@ -15,8 +15,8 @@ from ss_device.architecture import Architecture, block_of
 from ss_device.config import SpeculativeConfig, tensor_shapes
 
 SCALE = "lora_scale"
-# The parent bias stays with the host, which draws the trees.
-ON_THE_HOST = "markov."
+# The bigram bias stays with the host, which draws the trees.
+ON_THE_HOST = "bigram."
 LORA = "lora_"
 
 

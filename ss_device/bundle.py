@@ -16,15 +16,16 @@ from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.files import read_tensors, sha256
 from ss_device.names import check_base_name, check_name, inside
+from ss_device.old_names import TENSORS, manifest_entries, renamed
 from ss_device.outputs import recover_folder
 from ss_device.strict_json import read_json, typed
-from ss_device.tree import ParentBias
+from ss_device.tree import BigramBias
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TUNING = "tuning.json"  # written beside it by `ss-bench tune`
 MLX_BASE = "mlx/base.safetensors"
-PARENT_BIAS = ("markov.u", "markov.v")
+BIGRAM_BIAS = ("bigram.u", "bigram.v")
 PRUNE_OVER = ("draft", "vocabulary")
 
 
@@ -108,7 +109,7 @@ class MLXFunctions:
 class BundledAdapter:
     """One application of a bundle. tensor_file: `mlx/adapters/<app>.safetensors`.
 
-    parent_bias_file: where the factors of a parent bias are that adapters share; None: in tensor_file.
+    bigram_bias_file: where the factors of a bigram bias are that adapters share; None: in tensor_file.
     """
 
     app: str
@@ -122,7 +123,7 @@ class BundledAdapter:
     rank_statistics: dict = field(default_factory=dict)
     coreml: CoreMLFunctions | None = None
     golden: str | None = None
-    parent_bias_file: str | None = None
+    bigram_bias_file: str | None = None
     mlxfn: MLXFunctions | None = None
 
     def prompt(self, row: dict) -> str:
@@ -142,14 +143,14 @@ class BundledFile:
 class Made:
     """How a bundle came about.
 
-    inputs: digest of all that determines it; versions by library; form: the packages' choices
-    (`ss_convert.form`); exact_weights: 16 bits hold all weights; package_bytes by package.
+    inputs: digest of all that determines it; versions by library; package: the packages' settings
+    (`ss_convert.package_settings`); exact_weights: 16 bits hold all weights; package_bytes by package.
     """
 
     inputs: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
-    form: dict = field(default_factory=dict)
+    package: dict = field(default_factory=dict)
     exact_weights: bool = True
     package_bytes: dict = field(default_factory=dict)
 
@@ -202,30 +203,30 @@ class Bundle:
         An empty line for a file that the bundle does not have.
         """
         files = self.manifest.files
-        names = filter(None, (MLX_BASE, adapter.tensor_file, adapter.parent_bias_file))
+        names = filter(None, (MLX_BASE, adapter.tensor_file, adapter.bigram_bias_file))
         lines = [files[name].sha256 if name in files else "" for name in names]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-    def parent_bias(self, adapter: BundledAdapter) -> ParentBias | None:
+    def bigram_bias(self, adapter: BundledAdapter) -> BigramBias | None:
         """The adapter's bigram term in float32, None without one. UserError for a damaged file."""
-        tensors = self.parent_bias_tensors(adapter)
-        return ParentBias(*(t.astype(np.float32) for t in tensors.values())) if tensors else None
+        tensors = self.bigram_bias_tensors(adapter)
+        return BigramBias(*(t.astype(np.float32) for t in tensors.values())) if tensors else None
 
-    def parent_bias_tensors(self, adapter: BundledAdapter) -> dict[str, np.ndarray]:
-        """`markov.u` and `markov.v` [V, rank] as stored, {} without a parent bias."""
-        if not adapter.config.markov_rank:
+    def bigram_bias_tensors(self, adapter: BundledAdapter) -> dict[str, np.ndarray]:
+        """`bigram.u` and `bigram.v` [V, rank] as stored, {} without a bigram bias."""
+        if not adapter.config.bigram_rank:
             return {}
-        file = self.path / (adapter.parent_bias_file or adapter.tensor_file)
+        file = self.path / (adapter.bigram_bias_file or adapter.tensor_file)
         tensors, shape = (
-            read_tensors(file),
-            (self.manifest.architecture.vocab_size, adapter.config.markov_rank),
+            renamed(read_tensors(file), TENSORS),
+            (self.manifest.architecture.vocab_size, adapter.config.bigram_rank),
         )
-        for name in PARENT_BIAS:
+        for name in BIGRAM_BIAS:
             if name not in tensors or tensors[name].shape != shape:
                 raise UserError(
-                    f"{file}: the parent bias of '{adapter.app}' lacks '{name}' of shape {shape}"
+                    f"{file}: the bigram bias of '{adapter.app}' lacks '{name}' of shape {shape}"
                 )
-        return {name: tensors[name] for name in PARENT_BIAS}
+        return {name: tensors[name] for name in BIGRAM_BIAS}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -260,7 +261,7 @@ def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
             f"{FORMAT_VERSION}" + ("; update ss-device" if newer else "")
         )
     del raw["format_version"]
-    manifest = typed(Manifest, raw, str(path / MANIFEST))
+    manifest = typed(Manifest, manifest_entries(raw), str(path / MANIFEST))
     _check_adapters(path, manifest)
     _check_files(path, manifest.files, verify)
     if (path / TUNING).is_symlink():  # what is written there would go where it leads
@@ -336,7 +337,7 @@ def _check_sizes(entry: BundledAdapter, where: str) -> None:
 def _paths(entry: BundledAdapter) -> tuple[str | None, ...]:
     coreml = (*entry.coreml.packages, entry.coreml.golden) if entry.coreml else ()
     exported = (entry.mlxfn.file,) if entry.mlxfn else ()
-    return (entry.tensor_file, entry.parent_bias_file, entry.golden, *coreml, *exported)
+    return (entry.tensor_file, entry.bigram_bias_file, entry.golden, *coreml, *exported)
 
 
 def _check_files(path: Path, files: dict[str, BundledFile], verify: bool) -> None:

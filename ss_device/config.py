@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
+from ss_device.old_names import CONFIG, renamed
 from ss_device.strict_json import typed
 
 MODES = ("lossless", "shared")
@@ -21,12 +22,12 @@ class SpeculativeConfig:
 
     num_streams γ; num_msa_layers N_s; stream_mlp: `adapter` puts the low-rank adapter in place of the
     feed-forward block for stream rows, `base` adds it to the block's output; stream_init_rank: f_η
-    (0 = identity); markov_rank: parent bias; stream_lora_rank/alpha: LoRA on stream rows only;
+    (0 = identity); bigram_rank: bigram bias; stream_lora_rank/alpha: LoRA on stream rows only;
     lora_rank/alpha: LoRA of main and streams (shared mode, PEFT files); value_rotation: ε, radians per
     stream by which stream values are turned in place of stream embeddings (v1 App. B, Eq. 7; the paper
     bounds ε by π/2N, this project by a quarter turn over all streams); stream_top_keys: streams see only
-    as many main keys as this, those their position attends to most (v2 H.1; 0 = all); markov_shared: the
-    parent bias was trained once for the base and is the same in all adapters that say so.
+    as many main keys as this, those their position attends to most (v2 H.1; 0 = all); bigram_shared: the
+    bigram bias was trained once for the base and is the same in all adapters that say so.
     """
 
     mode: str = "lossless"
@@ -40,12 +41,12 @@ class SpeculativeConfig:
     stream_lora_rank: int = 0
     stream_lora_alpha: float = 0.0
     pruning_rank: int = 8
-    markov_rank: int = 0
+    bigram_rank: int = 0
     lora_rank: int = 0
     lora_alpha: float = 0.0
     value_rotation: float = 0.0
     stream_top_keys: int = 0
-    markov_shared: bool = False
+    bigram_shared: bool = False
 
     def __post_init__(self) -> None:
         _expect(self.mode in MODES, f"mode '{self.mode}' is not one of {', '.join(MODES)}")
@@ -67,13 +68,13 @@ class SpeculativeConfig:
             self.mode == "shared" or self.lora_rank == 0,
             "lora_rank needs mode 'shared': a lossless base stays untouched",
         )
-        _expect(self.markov_rank > 0 or not self.markov_shared, "markov_shared needs a markov_rank above 0")
+        _expect(self.bigram_rank > 0 or not self.bigram_shared, "bigram_shared needs a bigram_rank above 0")
         for name in (
             "stream_adapter_rank",
             "stream_init_rank",
             "stream_lora_rank",
             "pruning_rank",
-            "markov_rank",
+            "bigram_rank",
             "lora_rank",
             "value_rotation",
             "stream_top_keys",
@@ -107,11 +108,11 @@ class SpeculativeConfig:
     @staticmethod
     def from_dict(raw: dict) -> SpeculativeConfig:
         """Inverse of `to_dict`; an unknown key is a UserError (a newer format, or a typo)."""
-        return typed(SpeculativeConfig, raw, "speculative config")
+        return typed(SpeculativeConfig, renamed(raw, CONFIG), "speculative config")
 
 
 def paper_config(mode: str = "lossless", **changes) -> SpeculativeConfig:
-    """The papers' settings: γ 4, N_s 4, rank 8 adapters, no parent bias, no stream LoRA."""
+    """The papers' settings: γ 4, N_s 4, rank 8 adapters, no bigram bias, no stream LoRA."""
     if mode == "shared":
         shared = {
             "stream_mlp": "base",
@@ -124,12 +125,12 @@ def paper_config(mode: str = "lossless", **changes) -> SpeculativeConfig:
 
 
 def plus_config(**changes) -> SpeculativeConfig:
-    """SS+ (METHOD: Draft trees): streams through the frozen MLP, stream LoRA, and a parent bias."""
+    """SS+ (METHOD: Draft trees): streams through the frozen MLP, stream LoRA, and a bigram bias."""
     plus = {
         "stream_mlp": "base",
         "stream_lora_rank": 32,
         "stream_lora_alpha": 64.0,
-        "markov_rank": 32,
+        "bigram_rank": 32,
     }
     return SpeculativeConfig(**{**plus, **changes})
 
@@ -139,19 +140,19 @@ def parameter_count(config: SpeculativeConfig, architecture: Architecture) -> di
 
     With shared mode's defaults the speculative parts are γ·h + 2·8·h = 20·h (METHOD: Modes), with lossless
     mode's a stream adapter of 2·8·h in each of four layers more: 84·h. LoRA is counted apart because plain
-    fine-tuning needs it too, and so is a parent bias that adapters share.
+    fine-tuning needs it too, and so is a bigram bias that adapters share.
     """
     h, layers = architecture.hidden_size, config.num_msa_layers
     sizes = {n: sum(s) for n, s in architecture.projection_shapes().items()}
-    bias = 2 * config.markov_rank * architecture.vocab_size
+    bias = 2 * config.bigram_rank * architecture.vocab_size
     return {
         "stream_embeddings": 0 if config.value_rotation else config.num_streams * h,
         "stream_init": 2 * config.stream_init_rank * h,
         "stream_adapters": layers * 2 * config.stream_adapter_rank * h,
         "stream_lora": layers * config.stream_lora_rank * sum(sizes.values()),
         "pruning_head": 2 * config.pruning_rank * h,
-        "parent_bias": 0 if config.markov_shared else bias,
-        "shared_parent_bias": bias if config.markov_shared else 0,
+        "bigram_bias": 0 if config.bigram_shared else bias,
+        "shared_bigram_bias": bias if config.bigram_shared else 0,
         "lora": architecture.num_layers * config.lora_rank * sum(sizes.values()),
     }
 
@@ -177,8 +178,8 @@ def tensor_shapes(config: SpeculativeConfig, architecture: Architecture) -> dict
                 shapes[f"stream_lora.{layer}.{target}.b"] = (outputs, rank)
     if rank := config.pruning_rank:
         shapes |= {"pruning.a": (rank, h), "pruning.b": (h, rank)}
-    if rank := config.markov_rank:
-        shapes |= {"markov.u": (v, rank), "markov.v": (v, rank)}
+    if rank := config.bigram_rank:
+        shapes |= {"bigram.u": (v, rank), "bigram.v": (v, rank)}
     return shapes
 
 

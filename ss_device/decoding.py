@@ -2,110 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
 from ss_device.acceptance import walk
 from ss_device.errors import UserError
-from ss_device.prompt_lookup import CopyHistory, PromptLookup, lookup_tree
-from ss_device.sampling import Chooser
+from ss_device.prompt_lookup import NgramHistory, PromptLookup, lookup_tree
+from ss_device.sampling import Sampler
 from ss_device.step_checks import check_prompt
-from ss_device.tree import DraftTree, ParentBias, best_first_tree, k_ary_tree, root_only
+from ss_device.step_model import DeferredProposal, Proposal, StepLimits, StepModel, Verified
+from ss_device.tree import BigramBias, DraftTree, best_first_tree, k_ary_tree, root_only
 from ss_device.tree_choice import choose_on_tree
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """What a step model takes: nodes per step N, nodes kept K, streams γ, context C in tokens.
-
-    greedy_only: tokens are chosen inside the graph, by argmax, and no logits come out. defers_streams: a
-    step can leave the streams for later (`DeferringModel`). vocab_size: only ids below it may be fed (None:
-    the model looks nothing up by them).
-    """
-
-    num_nodes: int
-    num_kept: int
-    num_streams: int
-    context: int
-    greedy_only: bool = False
-    defers_streams: bool = False
-    vocab_size: int | None = None
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """The next root token and the stream logits [γ, V] of the position that decided it."""
-
-    root: int
-    stream_logits: np.ndarray
-
-
-class DeferredProposal:
-    """A `Proposal` whose streams are computed when somebody first reads them."""
-
-    def __init__(self, root: int, streams: Callable[[], np.ndarray]) -> None:
-        self.root, self._streams = root, streams
-
-    @cached_property
-    def stream_logits(self) -> np.ndarray:
-        return self._streams()
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What one model call says of a tree.
-
-    kept: int [K'], ascending ids of the nodes that survived pruning (all of the tree's without it);
-    chosen: int [K'], the model's own next token at each; accepted: the node where the greedy walk
-    ends; stream_logits: float [γ, V] of that node; logits: float [K', V] where a back end has them.
-    """
-
-    kept: np.ndarray
-    chosen: np.ndarray
-    accepted: int
-    stream_logits: np.ndarray
-    logits: np.ndarray | None = None
-
-
-# Choices made outside the model: kept node ids [K'] and their logits [K', V] → the token at each, −1 at
-# nodes that the walk does not reach.
-Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-class StepModel(Protocol):
-    """The one contract of every back end (ARCHITECTURE.md). Single sequence, one step in flight.
-
-    `choose` replaces the argmax of the logits; a back end whose limits say `greedy_only` does not take it.
-    Prompts and trees that do not fit the limits are a UserError (`step_checks`): no id outside the
-    vocabulary and no position beyond the context reaches an array.
-    """
-
-    limits: StepLimits
-
-    def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
-        """Forget everything, take the prompt's tokens, return the first root and draft."""
-
-    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
-        """Verify a tree of at most `limits.num_nodes` nodes. Changes nothing until `commit`."""
-
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep the keys and values of these nodes (root first) of the last tree, drop the others."""
-
-
-class DeferringModel(StepModel, Protocol):
-    """A step model that can put streams off (`limits.defers_streams`).
-
-    `prefill` and `step` also take `defer=True`; the stream logits that they return are then empty, and
-    `streams` gives those of the accepted node after its commit. A main stream that attends to streams
-    cannot do that.
-    """
-
-    def streams(self) -> np.ndarray:
-        """Stream logits [γ, V] of the last committed token. Changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +23,14 @@ class Drafter:
 
     shape: `best-first`, `chain` (1 + depth nodes, each the best child) or `k-ary` (the papers').
     max_streams: draft with the first γ' streams only (METHOD: Invariants, 6).
-    lookup: copies from prompt and output compete for the nodes (not in a k-ary tree); use_streams False
-    leaves the nodes to the copies alone.
+    lookup: n-grams of prompt and output compete for the nodes (not in a k-ary tree); use_streams False
+    leaves the nodes to them alone.
     """
 
     num_nodes: int
     shape: str = "best-first"
-    top_k: int = 3
-    parent_bias: ParentBias | None = None
+    tree_top_k: int = 3
+    bigram_bias: BigramBias | None = None
     max_streams: int | None = None
     lookup: PromptLookup | None = None
     use_streams: bool = True
@@ -141,16 +50,16 @@ class Drafter:
         """Whether streams may be left out: no tree of this drafter reads them."""
         return self.num_nodes == 1 or not self.use_streams
 
-    def start(self, prompt: Sequence[int]) -> CopyHistory | None:
+    def start(self, prompt: Sequence[int]) -> NgramHistory | None:
         """The history of one generation, which the loop extends; None where none is needed."""
-        return CopyHistory(self.lookup, prompt) if self.lookup and self.num_nodes > 1 else None
+        return NgramHistory(self.lookup, prompt) if self.lookup and self.num_nodes > 1 else None
 
     def grow(
         self,
         proposal: Proposal,
         stop_ids: frozenset[int],
         max_depth: int,
-        history: CopyHistory | None = None,
+        history: NgramHistory | None = None,
     ) -> DraftTree:
         """The draft tree below `proposal.root`, at most `max_depth` deep, nothing below stop ids.
 
@@ -161,14 +70,14 @@ class Drafter:
             return root_only(root)
         logits = proposal.stream_logits[: self.max_streams] if self.use_streams else np.zeros((0, 0))
         if self.shape == "k-ary":
-            return k_ary_tree(root, logits, self.top_k, self.num_nodes, stop_ids, max_depth)
+            return k_ary_tree(root, logits, self.tree_top_k, self.num_nodes, stop_ids, max_depth)
         children = 1 if self.shape == "chain" else 64
         if history is not None:
             return lookup_tree(
-                root, logits, self.num_nodes, history, self.parent_bias, stop_ids, max_depth, children
+                root, logits, self.num_nodes, history, self.bigram_bias, stop_ids, max_depth, children
             )
         return best_first_tree(
-            root, logits, self.num_nodes, self.parent_bias, stop_ids, max_depth, children
+            root, logits, self.num_nodes, self.bigram_bias, stop_ids, max_depth, children
         )
 
 
@@ -194,23 +103,23 @@ def decode(
     prompt: Sequence[int],
     max_tokens: int,
     stop_ids: frozenset[int] = frozenset(),
-    chooser: Chooser | None = None,
+    sampler: Sampler | None = None,
 ) -> Iterator[Step]:
-    """Generate from `prompt` (token ids), yielding one Step per model call; greedily without a chooser.
+    """Generate from `prompt` (token ids), yielding one Step per model call; greedily without a sampler.
 
     The text ends with a stop id (included), after `max_tokens`, or when the context is full. Raises
     UserError for a prompt that leaves no room or holds an id outside the vocabulary, a drafter larger than
-    the model's step, or a chooser where the back end gives no logits.
+    the model's step, or a sampler where the back end gives no logits.
     """
     limits = model.limits
-    check_request(limits, drafter.num_nodes, len(prompt), max_tokens, chooser)
+    check_request(limits, drafter.num_nodes, len(prompt), max_tokens, sampler)
     check_prompt(limits, prompt)
     # The cache holds every token but the newest one, so context - len(prompt) + 1 can be generated.
     budget = min(max_tokens, limits.context - len(prompt) + 1)
     history = drafter.start(prompt)
     text = [int(token) for token in prompt]
     defer = limits.defers_streams and getattr(drafter, "defers_streams", False)
-    proposal = _prefill(model, text, chooser, defer)
+    proposal = _prefill(model, text, sampler, defer)
     emitted, reason = _trim([proposal.root], budget, stop_ids)
     yield Step(tokens=emitted, num_drafted=0, finish_reason=reason)
     left = budget - len(emitted)
@@ -219,7 +128,7 @@ def decode(
         if history is not None:
             history.extend(emitted)
         tree = drafter.grow(proposal, stop_ids, left - 1, history)
-        verified = _step(model, tree, text, chooser, defer)
+        verified = _step(model, tree, text, sampler, defer)
         path, new = _accepted(tree, verified)
         emitted, reason = _trim(new, left, stop_ids)
         left -= len(emitted)
@@ -238,8 +147,8 @@ def decode(
 def _accepted(tree: DraftTree, verified: Verified) -> tuple[list[int], list[int]]:
     """The accepted nodes, root first, and the new tokens: the drafted ones and the model's own."""
     path = walk(tree, verified.kept, verified.chosen)
-    if path[-1] != verified.accepted:
-        raise RuntimeError(f"the model accepted node {verified.accepted}, the walk {path[-1]}")
+    if path[-1] != verified.accepted_node:
+        raise RuntimeError(f"the model accepted node {verified.accepted_node}, the walk {path[-1]}")
     correction = int(verified.chosen[np.searchsorted(verified.kept, path[-1])])
     return path, [int(tree.tokens[n]) for n in path[1:]] + [correction]
 
@@ -248,24 +157,24 @@ def _proposal(model: StepModel, root: int, stream_logits: np.ndarray, defer: boo
     return DeferredProposal(root, model.streams) if defer else Proposal(root, stream_logits)
 
 
-def _prefill(model: StepModel, prompt: list[int], chooser: Chooser | None, defer: bool):
+def _prefill(model: StepModel, prompt: list[int], sampler: Sampler | None, defer: bool):
     options = {"defer": True} if defer else {}
-    if chooser is not None:
-        options["choose"] = lambda kept, logits: np.array([chooser(logits[0], prompt)], np.int32)
+    if sampler is not None:
+        options["choose"] = lambda kept, logits: np.array([sampler(logits[0], prompt)], np.int32)
     proposal = model.prefill(prompt, **options)
     return _proposal(model, proposal.root, proposal.stream_logits, defer)
 
 
 def _step(
-    model: StepModel, tree: DraftTree, text: list[int], chooser: Chooser | None, defer: bool
+    model: StepModel, tree: DraftTree, text: list[int], sampler: Sampler | None, defer: bool
 ) -> Verified:
-    """One step; with a chooser the walk asks it at the nodes that it reaches. text ends with the root."""
+    """One step; with a sampler the walk asks it at the nodes that it reaches. text ends with the root."""
     options = {"defer": True} if defer else {}
-    if chooser is None:
+    if sampler is None:
         return model.step(tree, **options)
 
     def choose(kept: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        return choose_on_tree(chooser, tree, text, kept, logits)
+        return choose_on_tree(sampler, tree, text, kept, logits)
 
     return model.step(tree, choose=choose, **options)
 
@@ -275,10 +184,10 @@ def check_request(
     num_nodes: int,
     prompt_length: int,
     max_tokens: int,
-    chooser: Chooser | None = None,
+    sampler: Sampler | None = None,
 ) -> None:
     """Raise UserError when a request does not fit the model's limits."""
-    if chooser is not None and limits.greedy_only:
+    if sampler is not None and limits.greedy_only:
         raise UserError("this back end chooses greedily inside its graph: no sampling and no penalties")
     if num_nodes > limits.num_nodes:
         raise UserError(f"{num_nodes} nodes asked for, this model takes at most {limits.num_nodes}")

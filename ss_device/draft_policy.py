@@ -5,7 +5,7 @@ best is the one with the most `expected tokens − λ · seconds`: a tree grows 
 probability is above λ times what the node costs, plain decoding is the tree of one node, and the second
 pass for the accepted node's streams is taken only where it is expected to bring more than it costs.
 
-Probabilities are those of streams and copies (`ss_device.prompt_lookup`), corrected by how often nodes of
+Probabilities are those of streams and n-grams (`ss_device.prompt_lookup`), corrected by how often nodes of
 that probability were accepted before. Streams of an earlier step that reach below the text's end draft
 for nothing. What fresh ones would bring is not known before they are computed: it is remembered by how
 much the free draft promises. Where they do not pay they are tried again now and then. Costs are a table,
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ss_device.errors import UserError
-from ss_device.prompt_lookup import CopyHistory, CopyTrust, PromptLookup, mixed_children
-from ss_device.tree import DraftTree, ParentBias, grow_with_probabilities, root_only
+from ss_device.prompt_lookup import NgramHistory, NgramTrust, PromptLookup, mixed_children
+from ss_device.tree import BigramBias, DraftTree, grow_with_probabilities, root_only
 
 # Expected accepted tokens of the free draft: the cells in which the gain of streams is remembered.
 CELL_EDGES = (0.05, 0.3, 0.7, 1.5, 3.0)
 NUM_CELLS = len(CELL_EDGES) + 1
 NUM_BINS = 8  # halvings of a node's probability
-KINDS = ("copies", "leftover", "streams")
+KINDS = ("lookup", "leftover", "streams")
 NO_LOGITS = np.zeros((0, 0), np.float32)
 STREAMS = ("when they pay", "always", "never")
 MOST_SECONDS = 1e4  # of a step
@@ -62,20 +62,20 @@ class Experience:
     """What earlier steps showed, the prior of later ones.
 
     rate: tokens per second by the table of costs; gains: per cell, tokens and seconds of a step drafted
-    with streams, without the streams' own pass; copies, leftover, streams: accepted nodes per promised
+    with streams, without the streams' own pass; lookup, leftover, streams: accepted nodes per promised
     one, by halvings of the probability, drafted with no streams, those of an earlier step, fresh ones;
-    trust: (token, ratio) of `CopyTrust`.
+    trust: (token, ratio) of `NgramTrust`.
     """
 
     rate: float
     gains: tuple[tuple[float, float], ...]
-    copies: tuple[float, ...] = (1.0,) * NUM_BINS
+    lookup: tuple[float, ...] = (1.0,) * NUM_BINS
     leftover: tuple[float, ...] = (1.0,) * NUM_BINS
     streams: tuple[float, ...] = (1.0,) * NUM_BINS
     trust: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        ratios = [self.copies, self.leftover, self.streams]
+        ratios = [self.lookup, self.leftover, self.streams]
         if len(self.gains) != NUM_CELLS or {len(some) for some in ratios} != {NUM_BINS}:
             raise UserError(f"experience needs {NUM_CELLS} gains and three times {NUM_BINS} ratios")
         numbers = [self.rate, *(x for some in (*ratios, *self.gains) for x in some)]
@@ -139,7 +139,7 @@ class StreamGains:
 
 @dataclass
 class _Draft:
-    """A tree that waits for its outcome. kind: `copies`, `leftover` or `streams`, as in `Experience`;
+    """A tree that waits for its outcome. kind: `lookup`, `leftover` or `streams`, as in `Experience`;
     logits [γ', V] of the streams that it was drawn with; probabilities [nodes] before correction."""
 
     kind: str
@@ -169,7 +169,7 @@ class AdaptiveDrafter:
         num_nodes: int,
         costs: StepCosts,
         experience: Experience,
-        parent_bias: ParentBias | None = None,
+        bigram_bias: BigramBias | None = None,
         lookup: PromptLookup | None = None,
         streams: str = "when they pay",
     ) -> None:
@@ -179,12 +179,12 @@ class AdaptiveDrafter:
             raise UserError(f"streams '{streams}' is not one of {', '.join(STREAMS)}")
         self.num_nodes, self.costs, self._streams = num_nodes, costs, streams
         self.use_streams = streams != "never"
-        self._bias, self._lookup = parent_bias, lookup or PromptLookup()
+        self._bias, self._lookup = bigram_bias, lookup or PromptLookup()
         self._seconds = costs.up_to(num_nodes)
         self._slopes = self._least_slopes()
         self._gains = StreamGains(experience.gains)
         self._reliable = {kind: Reliability(getattr(experience, kind)) for kind in KINDS}
-        self._trust = CopyTrust(dict(experience.trust))
+        self._trust = NgramTrust(dict(experience.trust))
         self._generation: _Generation | None = None
         self._skipped = np.zeros(NUM_CELLS, int)
         self._tokens, self._spent = experience.rate, 1.0  # of the last steps, forgotten slowly
@@ -215,18 +215,18 @@ class AdaptiveDrafter:
         """The history of one generation, which the loop extends. One generation at a time."""
         if self._generation is not None:
             self._generation.finish()
-        self._generation = _Generation(self, CopyHistory(self._lookup, prompt, self._trust))
+        self._generation = _Generation(self, NgramHistory(self._lookup, prompt, self._trust))
         return self._generation
 
     def grow(self, proposal, stop_ids: frozenset[int], max_depth: int, history: _Generation) -> DraftTree:
         """The step's tree below `proposal.root`; reads the proposal's streams only where they pay."""
         if max_depth <= 0 or self.num_nodes == 1:
             return root_only(proposal.root)
-        kind = "leftover" if len(history.leftover) else "copies"
-        draft = self._draft(kind, proposal.root, history.leftover, stop_ids, max_depth, history.copies)
+        kind = "leftover" if len(history.leftover) else "lookup"
+        draft = self._draft(kind, proposal.root, history.leftover, stop_ids, max_depth, history.ngrams)
         cell = int(np.searchsorted(CELL_EDGES, draft.expected))
         if self._streams_pay(draft, cell) and len(fresh := proposal.stream_logits):
-            draft = self._draft("streams", proposal.root, fresh, stop_ids, max_depth, history.copies)
+            draft = self._draft("streams", proposal.root, fresh, stop_ids, max_depth, history.ngrams)
             draft.cell = cell
         history.pending = draft
         return draft.tree
@@ -241,12 +241,12 @@ class AdaptiveDrafter:
         self._skipped[cell] += 1
         return bool(self._skipped[cell] % self.PROBE_AFTER == 0)
 
-    def _draft(self, kind: str, root, logits, stop_ids, max_depth: int, copies: CopyHistory) -> _Draft:
+    def _draft(self, kind: str, root, logits, stop_ids, max_depth: int, ngrams: NgramHistory) -> _Draft:
         """The tree with the most expected tokens − λ · seconds."""
         # Behind this many nodes none pays that lies below λ times the cheapest way to add more; the
         # margin is for probabilities that are corrected upwards.
         least = np.minimum(0.5, 0.7 * self.rate * self._slopes)
-        children = mixed_children(logits, copies, self._bias, self.num_nodes, float(least.min()))
+        children = mixed_children(logits, ngrams, self._bias, self.num_nodes, float(least.min()))
         deepest = min(max_depth, self._lookup.max_depth)
         tree, found = grow_with_probabilities(root, self.num_nodes, children, stop_ids, deepest, least)
         probabilities = self._reliable[kind].corrected(found[1:])
@@ -276,12 +276,12 @@ class AdaptiveDrafter:
 
 
 class _Generation:
-    """One generation for the drafter: what copies are taken from, the draft that is out, and the streams
+    """One generation for the drafter: the n-grams so far, the draft that is out, and the streams
     of an earlier step that reach below the text's end: row j − 1 of a position predicts the j-th token
     after the one that it decided, whether the tokens between were drafted right or not."""
 
-    def __init__(self, drafter: AdaptiveDrafter, copies: CopyHistory) -> None:
-        self.copies = copies
+    def __init__(self, drafter: AdaptiveDrafter, ngrams: NgramHistory) -> None:
+        self.ngrams = ngrams
         self.pending: _Draft | None = None
         self.leftover = NO_LOGITS
         self._fresh: tuple[int, int, float] | None = None  # cell, tokens and seconds since fresh streams
@@ -294,7 +294,7 @@ class _Generation:
             self.leftover = self.pending.logits
             self.pending = None
         self.leftover = self.leftover[len(tokens) :]
-        self.copies.extend(tokens)
+        self.ngrams.extend(tokens)
 
     def _count(self, draft: _Draft, tokens: int) -> None:
         """Add a step to what the latest fresh streams brought, or begin anew."""

@@ -1,15 +1,15 @@
 """Prompt lookup: what followed the recent tokens earlier in prompt or output competes for draft nodes.
 
-A node's continuations are predicted twice, by its stream and by copying, and the two are mixed as in
+A node's continuations are predicted twice, by its stream and by prompt lookup, and the two are mixed as in
 interpolated back-off (Jelinek and Mercer 1980; prediction by partial matching): with `s_n(x)` the share
-of x among what followed the last n tokens before, and `w_n` the probability that such a copy is right,
+of x among what followed the last n tokens before, and `w_n` the probability that this predicts right,
 
     p_0(x) = the stream's probability (0 below the last stream)
     p_n(x) = w_n · s_n(x) + (1 − w_n) · p_{n−1}(x)        for every n that has a match
 
-w_n starts from a prior and follows the output as it is generated: every new token shows whether a copy
-would have been right there, drafted or not. Copies know no last stream, so a long match may be drafted
-deeper than γ. The text before a node includes the node's own path.
+w_n starts from a prior and follows the output as it is generated: every new token shows whether a match
+predicted it, drafted or not. Prompt lookup knows no last stream, so a long match may be drafted deeper than
+γ. The text before a node includes the node's own path.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 
 from ss_device.errors import UserError
 from ss_device.tree import (
+    BigramBias,
     DraftTree,
-    ParentBias,
     StreamChildren,
     grow_best_first,
     root_only,
@@ -34,10 +34,10 @@ from ss_device.tree import (
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """How copies are looked for.
+    """How n-grams are looked up.
 
-    max_match: longest suffix that is compared, in tokens; max_depth: deepest node (copies go below the
-    last stream); prior_strength: how many observations the prior of w_n counts for. The prior is
+    max_match: longest suffix that is compared, in tokens; max_depth: deepest node (n-gram drafts go below
+    the last stream); prior_strength: how many observations the prior of w_n counts for. The prior is
     n / (n + 3): longer matches are more often right.
     """
 
@@ -53,15 +53,15 @@ class PromptLookup:
             raise UserError(f"prompt lookup: prior_strength {self.prior_strength} must be above 0")
 
 
-class CopyTrust:
-    """Which tokens an application copies: how often a copy of a token was right per time it was promised.
+class NgramTrust:
+    """How reliable an n-gram draft of each token is: how often it was right per time it was promised.
 
     A type name in a table's definition is never part of the query, however long the match before it. Kept
     over generations; ratios: from earlier ones.
     """
 
-    PRIOR, MEMORY = 1.0, 24.0  # in promised copies
-    MOST = 0.98  # what copies promise together at most
+    PRIOR, MEMORY = 1.0, 24.0  # in promised tokens
+    MOST = 0.98  # what n-gram drafts promise together at most
 
     def __init__(self, ratios: Mapping[int, float] | None = None) -> None:
         promised = self.MEMORY / 2
@@ -75,32 +75,32 @@ class CopyTrust:
         """Of all tokens that were promised at least twice."""
         return {token: self.ratio(token) for token, (_, promised) in self._counts.items() if promised >= 2}
 
-    def observe(self, copies: Mapping[int, float], token: int) -> None:
-        """copies: {token: probability} as promised without trust; token: what came."""
-        for copy, probability in copies.items():
-            right, promised = self._counts.get(copy, (0.0, 0.0))
-            right, promised = right + (copy == token), promised + probability
-            forget = min(1.0, self.MEMORY / promised)
-            self._counts[copy] = right * forget, promised * forget
+    def observe(self, promised: Mapping[int, float], token: int) -> None:
+        """promised: {token: probability} without trust; token: what came."""
+        for drafted, probability in promised.items():
+            right, total = self._counts.get(drafted, (0.0, 0.0))
+            right, total = right + (drafted == token), total + probability
+            forget = min(1.0, self.MEMORY / total)
+            self._counts[drafted] = right * forget, total * forget
 
-    def correct(self, copies: dict[int, float]) -> tuple[dict[int, float], float]:
+    def correct(self, promised: dict[int, float]) -> tuple[dict[int, float], float]:
         """Probabilities as they turned out to be, and what is left for other tokens."""
-        corrected = {token: p * self.ratio(token) for token, p in copies.items()}
+        corrected = {token: p * self.ratio(token) for token, p in promised.items()}
         total = sum(corrected.values())
         if total > self.MOST:
             return {token: p * self.MOST / total for token, p in corrected.items()}, 1.0 - self.MOST
         return corrected, 1.0 - total
 
 
-class CopyHistory:
-    """The text of one generation, indexed by its n-grams, and how often copies from it were right.
+class NgramHistory:
+    """The text of one generation, indexed by its n-grams, and how often they predicted right.
 
     prompt: token ids, indexed but not counted as evidence. Memory is one entry per token and order.
     trust: corrects the probabilities by token, and learns (None: neither).
     """
 
     def __init__(
-        self, settings: PromptLookup, prompt: Sequence[int], trust: CopyTrust | None = None
+        self, settings: PromptLookup, prompt: Sequence[int], trust: NgramTrust | None = None
     ) -> None:
         self.settings, self._trust = settings, trust
         orders = range(settings.max_match + 1)
@@ -112,7 +112,7 @@ class CopyHistory:
             self._index(int(token))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take generated tokens: each one first tells whether a copy would have been right."""
+        """Take generated tokens: each one first tells whether lookup would have been right."""
         for token in tokens:
             if self._trust is not None:
                 self._trust.observe(self._promise(())[0], int(token))
@@ -122,24 +122,24 @@ class CopyHistory:
             self._index(int(token))
 
     def weight(self, order: int) -> float:
-        """w_n: estimated probability that a copy after a match of `order` tokens is right."""
+        """w_n: estimated probability that a match of `order` tokens predicts right."""
         return self._right[order] / self._seen[order]
 
     def predict(self, path: Sequence[int]) -> tuple[dict[int, float], float]:
-        """Copies after the text followed by `path`: {token: probability} and what is left for p_0."""
-        copies, left = self._promise(path)
-        return self._trust.correct(copies) if self._trust is not None and copies else (copies, left)
+        """Tokens after the text followed by `path`: {token: probability} and what is left for p_0."""
+        promised, left = self._promise(path)
+        return self._trust.correct(promised) if self._trust is not None and promised else (promised, left)
 
     def _promise(self, path: Sequence[int]) -> tuple[dict[int, float], float]:
-        copies: dict[int, float] = {}
+        promised: dict[int, float] = {}
         left = 1.0
         for order, followers in self._matches(path):
             weight = self.weight(order)
             share = left * weight / sum(followers.values())
             for token, count in followers.items():
-                copies[token] = copies.get(token, 0.0) + share * count
+                promised[token] = promised.get(token, 0.0) + share * count
             left *= 1.0 - weight
-        return copies, left
+        return promised, left
 
     def _matches(self, path: Sequence[int]):
         """(order, {token: count}) of every suffix that was followed by something, longest first."""
@@ -159,26 +159,26 @@ def lookup_tree(
     root: int,
     stream_logits: np.ndarray,
     num_nodes: int,
-    history: CopyHistory,
-    parent_bias: ParentBias | None = None,
+    history: NgramHistory,
+    bigram_bias: BigramBias | None = None,
     stop_ids: frozenset[int] = frozenset(),
     max_depth: int | None = None,
     max_children: int = 64,
 ) -> DraftTree:
-    """`best_first_tree` under the mixture of streams and copies; the same rules of ties and stop ids.
+    """`best_first_tree` under the mixture of streams and n-grams; the same rules of ties and stop ids.
 
-    stream_logits: [γ, V], γ = 0 for copies alone. history ends before `root`'s children, root included.
+    stream_logits: [γ, V], γ = 0 for n-grams alone. history ends before `root`'s children, root included.
     Where nothing matches, a node's children are exactly those of `best_first_tree`.
     """
     limit = history.settings.max_depth if max_depth is None else min(max_depth, history.settings.max_depth)
-    children = mixed_children(stream_logits, history, parent_bias, min(max_children, num_nodes))
+    children = mixed_children(stream_logits, history, bigram_bias, min(max_children, num_nodes))
     return grow_best_first(root, num_nodes, children, stop_ids, limit)
 
 
 def mixed_children(
     stream_logits: np.ndarray,
-    history: CopyHistory,
-    parent_bias: ParentBias | None,
+    history: NgramHistory,
+    bigram_bias: BigramBias | None,
     count: int,
     least: float = 0.0,
 ) -> Callable[[tuple[int, ...]], tuple[Sequence[int], Sequence[float]]]:
@@ -186,18 +186,18 @@ def mixed_children(
 
     Children of less than `least` may be missing.
     """
-    streams = StreamChildren(stream_logits, parent_bias, count, least)
+    streams = StreamChildren(stream_logits, bigram_bias, count, least)
     nothing: tuple[Sequence[int], Sequence[float]] = ((), ())
 
     def ranked(path: tuple[int, ...]) -> tuple[Sequence[int], Sequence[float]]:
         has_stream = len(path) <= len(stream_logits)
-        copies, left = history.predict(path[1:])
-        if not copies:
+        promised, left = history.predict(path[1:])
+        if not promised:
             return streams(path) if has_stream else nothing
-        mixed = dict(copies)
+        mixed = dict(promised)
         if has_stream:
-            # A token that is no copy keeps its rank among the streams' own: their best are enough.
-            tokens = list({*streams(path)[0].tolist(), *copies})
+            # A token that no n-gram promises keeps its rank among the streams' own: their best are enough.
+            tokens = list({*streams(path)[0].tolist(), *promised})
             drafted = np.exp(streams.log_probs(path, tokens)).tolist()
             for token, probability in zip(tokens, drafted, strict=True):
                 mixed[token] = mixed.get(token, 0.0) + left * probability

@@ -99,7 +99,7 @@ LogitsProcessor = Callable[[Sequence[int], np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Chooser:
+class Sampler:
     """How `decode` chooses a token: processors, then sampling, or argmax (ties: lowest id) without it.
 
     Exact for any draft: the drafted tokens do not influence the choice, unless `lossy_typical` is set.

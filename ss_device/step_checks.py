@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ss_device.errors import UserError
+from ss_device.step_model import StepLimits
 from ss_device.token_ids import check_token_ids
 from ss_device.tree import DraftTree
-
-if TYPE_CHECKING:
-    from ss_device.decoding import StepLimits
 
 
 def check_prompt(limits: StepLimits, tokens: Sequence[int]) -> None:

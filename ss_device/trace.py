@@ -56,8 +56,8 @@ class Trace:
 class Recorded:
     """Where traces were made, and of what.
 
-    device: as `cuda (NVIDIA L4)`; dtype: arithmetic; machine: system and processor; versions by library;
-    base: sha256 of the base model; weights: of a bundle's adapter and base as they were read
+    device: as `cuda (NVIDIA L4)`; dtype: what it computed in; machine: system and processor; versions by
+    library; base: sha256 of the base model; weights: of a bundle's adapter and base as they were read
     (`Bundle.weights_digest`), empty for the traces inside a bundle.
     """
 

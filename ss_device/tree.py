@@ -102,10 +102,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class ParentBias:
+class BigramBias:
     """Low-rank bigram term on the parent token: `logits_child += u[parent] @ v.T`.
 
-    u, v: float32 [V, markov_rank] (METHOD: Draft trees). The latest parents' rows are kept, up to
+    u, v: float32 [V, bigram_rank] (METHOD: Draft trees). The latest parents' rows are kept, up to
     REMEMBERED_BYTES: few tokens are the parents of most nodes.
     """
 
@@ -130,7 +130,7 @@ def best_first_tree(
     root: int,
     stream_logits: np.ndarray,
     num_nodes: int,
-    parent_bias: ParentBias | None = None,
+    bigram_bias: BigramBias | None = None,
     stop_ids: frozenset[int] = frozenset(),
     max_depth: int | None = None,
     max_children: int = 64,
@@ -138,14 +138,14 @@ def best_first_tree(
     """The `num_nodes` most probable nodes, path probability = product of edge probabilities.
 
     stream_logits: [γ, V] of the position that decided `root`; row g-1 gives the children at depth g,
-    re-weighted by the true parent token when there is a parent bias. Best-first search pops nodes in
+    re-weighted by the true parent token when there is a bigram bias. Best-first search pops nodes in
     order of path probability, so the result is the optimal tree of that size and closed under
     ancestors (METHOD: Draft trees). Ties go to the lower token id. Tokens in `stop_ids` get no
     children; no node lies deeper than `max_depth`. `max_children` bounds one node's children (the
     bias is applied over the whole vocabulary before that cut).
     """
     depth_limit = len(stream_logits) if max_depth is None else min(max_depth, len(stream_logits))
-    children = StreamChildren(stream_logits, parent_bias, min(max_children, num_nodes))
+    children = StreamChildren(stream_logits, bigram_bias, min(max_children, num_nodes))
     return grow_best_first(root, num_nodes, children, stop_ids, depth_limit)
 
 
@@ -218,9 +218,9 @@ class StreamChildren:
     """
 
     def __init__(
-        self, stream_logits: np.ndarray, parent_bias: ParentBias | None, count: int, least: float = 0.0
+        self, stream_logits: np.ndarray, bigram_bias: BigramBias | None, count: int, least: float = 0.0
     ) -> None:
-        self._logits, self._bias, self._count = stream_logits, parent_bias, count
+        self._logits, self._bias, self._count = stream_logits, bigram_bias, count
         self._floor = np.log(least) if least > 0 else -np.inf
         self._scored: dict[tuple[int, int], tuple[np.ndarray, np.float32]] = {}
         self._ranked: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}

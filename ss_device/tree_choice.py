@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ss_device.sampling import Chooser
+from ss_device.sampling import Sampler
 from ss_device.tree import DraftTree
 
 
 def choose_on_tree(
-    chooser: Chooser, tree: DraftTree, text: Sequence[int], kept: np.ndarray, logits: np.ndarray
+    sampler: Sampler, tree: DraftTree, text: Sequence[int], kept: np.ndarray, logits: np.ndarray
 ) -> np.ndarray:
     """The token chosen at each kept node, int32 [K']; −1 at nodes that the walk does not reach.
 
     text: token ids up to and with the root. kept: ascending node ids; logits [K', V] of these. A lossy
-    chooser first takes the longest path of typical drafted tokens below a node; where that ends, as
+    sampler first takes the longest path of typical drafted tokens below a node; where that ends, as
     everywhere without one, the token is drawn, and the walk goes on where it was drafted.
     """
-    choices = _Choices(chooser, tree, list(text), kept, logits)
-    lossy = getattr(chooser, "lossy_typical", None) is not None
+    choices = _Choices(sampler, tree, list(text), kept, logits)
+    lossy = getattr(sampler, "lossy_typical", None) is not None
     chosen = np.full(len(kept), -1, np.int32)
     node, path = 0, []
     while True:
@@ -28,7 +28,7 @@ def choose_on_tree(
             chosen[choices.row[node]] = tree.tokens[following]
             path.append(int(tree.tokens[following]))
             node = following
-        token = chosen[choices.row[node]] = chooser(choices.logits_of(node), choices.text + path)
+        token = chosen[choices.row[node]] = sampler(choices.logits_of(node), choices.text + path)
         drawn = [c for c in choices.children(node) if tree.tokens[c] == token]
         if not drawn:
             return chosen
@@ -39,8 +39,8 @@ def choose_on_tree(
 class _Choices:
     """One tree with the logits of its kept nodes. row: of a kept node in them."""
 
-    def __init__(self, chooser, tree, text, kept, logits) -> None:
-        self._chooser, self._tree, self._logits = chooser, tree, logits
+    def __init__(self, sampler, tree, text, kept, logits) -> None:
+        self._sampler, self._tree, self._logits = sampler, tree, logits
         self.text, self.row = text, {int(node): row for row, node in enumerate(kept)}
 
     def logits_of(self, node: int) -> np.ndarray:
@@ -62,7 +62,7 @@ class _Choices:
                 best = (len(nodes), likelihood, nodes)
             children = self.children(node)
             drafted = [int(self._tree.tokens[c]) for c in children]
-            typical = self._chooser.typical(self.logits_of(node), self.text + tokens, drafted)
+            typical = self._sampler.typical(self.logits_of(node), self.text + tokens, drafted)
             for child, token in reversed(list(zip(children, drafted, strict=True))):
                 if token in typical:
                     pending.append((child, [*tokens, token], likelihood + typical[token], [*nodes, child]))

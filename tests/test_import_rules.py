@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "ss_device": ROOT / "ss_device",
     "ss_convert": ROOT / "convert/ss_convert",
+    "ss_executor": ROOT / "runtime/ss_executor",
     "ss_runtime": ROOT / "runtime/ss_runtime",
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "datasets"}
@@ -64,24 +65,21 @@ def test_module_imports_what_its_place_allows(package, path):
         assert foreign(everywhere) <= allowed
         assert not everywhere & {"ss_convert", "ss_runtime"}
     if package == "ss_device":
-        assert not everywhere & {"mlx", "coremltools", "ss_convert"}
+        assert not everywhere & {"mlx", "coremltools", "ss_convert", "ss_executor"}
     if package == "ss_convert":
         assert not everywhere & (TORCH | {"mlx"})
-        # Building and executing packages are independent of each other.
-        if place[:2] == ("coreml", "executor"):
-            assert "ss_runtime" not in everywhere
+    if package == "ss_executor":
+        assert not everywhere & (TORCH | {"mlx", "ss_convert", "ss_device", "ss_runtime"})
     if package == "ss_runtime":
-        assert not at_load & (TORCH | {"coremltools", "ss_convert"})
+        assert not at_load & (TORCH | {"coremltools", "ss_executor"})
+        assert "ss_convert" not in everywhere
 
 
 def test_executor_shares_no_code_with_the_builder():
-    executor = PACKAGES["ss_convert"] / "coreml" / "executor"
-    for path in executor.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                assert not node.module.startswith(("ss_convert", "ss_device", "ss_runtime")) or (
-                    node.module.startswith("ss_convert.coreml.executor")
-                ), path
+    """Neither imports the other, so that a mistake in one is seen by the other."""
+    assert "ss_executor" not in set().union(
+        *(imported(path, everywhere=True) for path in (PACKAGES["ss_convert"] / "coreml").rglob("*.py"))
+    )
 
 
 def test_no_module_named_utils():
@@ -111,14 +109,14 @@ CORE = (
             "\n".join(f"import ss_device.{name}" for name in CORE.split()),
             TORCH | {"mlx", "coremltools", "tokenizers"},
         ),
-        ("import ss_convert.coreml.executor", TORCH | {"mlx", "coremltools", "ss_device", "ss_runtime"}),
+        ("import ss_executor", TORCH | {"mlx", "coremltools", "ss_device", "ss_runtime"}),
         ("import ss_convert.mlx.weights", TORCH | {"mlx", "coremltools"}),
         ("import ss_convert.command", TORCH | {"mlx", "coremltools"}),
-        ("import ss_runtime.loading, ss_runtime.generation", TORCH | {"coremltools", "ss_convert"}),
-        ("import ss_runtime.generate_command", TORCH | {"mlx", "coremltools", "ss_convert"}),
-        ("import ss_runtime.bench_command", TORCH | {"mlx", "coremltools", "ss_convert"}),
-        ("import ss_runtime.serve_command", TORCH | {"mlx", "coremltools", "ss_convert", "starlette"}),
-        ("import ss_runtime.validate_command", TORCH | {"mlx", "coremltools", "ss_convert"}),
+        ("import ss_runtime.mlx.loading, ss_runtime.generation", TORCH | {"coremltools", "ss_convert"}),
+        ("import ss_runtime.commands.generate", TORCH | {"mlx", "coremltools", "ss_convert"}),
+        ("import ss_runtime.commands.bench", TORCH | {"mlx", "coremltools", "ss_convert"}),
+        ("import ss_runtime.commands.serve", TORCH | {"mlx", "coremltools", "ss_convert", "starlette"}),
+        ("import ss_runtime.commands.validate", TORCH | {"mlx", "coremltools", "ss_convert"}),
     ],
 )
 def test_loading_a_part_does_not_load_what_it_must_not_need(code, forbidden):
@@ -142,5 +140,5 @@ def test_core_ml_builder_works_without_torch_and_mlx():
 
 def test_mlx_generation_works_without_torch_and_coremltools():
     hidden = HIDE.format(names=sorted(TORCH | {"coremltools"}))
-    loaded = loaded_after(hidden + "import ss_runtime.loading, ss_runtime.generate_command")
+    loaded = loaded_after(hidden + "import ss_runtime.mlx.loading, ss_runtime.commands.generate")
     assert "mlx" in loaded

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ss_convert.mlx.weights import own_tensors, shared_parent_bias
+from ss_convert.mlx.weights import own_tensors, shared_bigram_bias
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.bundle import MLX_BASE, Bundle, BundledAdapter
@@ -34,8 +34,8 @@ def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: t
     """
     entry = bundle.adapter(adapter.app)
     check_tensors(bundle, entry.tensor_file, own_tensors(adapter))
-    if entry.parent_bias_file:
-        check_tensors(bundle, entry.parent_bias_file, shared_parent_bias(adapter))
+    if entry.bigram_bias_file:
+        check_tensors(bundle, entry.bigram_bias_file, shared_bigram_bias(adapter))
     if "mlxfn" in targets:
         check_functions(bundle, entry)
     if "coreml" in targets:
@@ -44,7 +44,7 @@ def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: t
 
 def check_functions(bundle: Bundle, entry: BundledAdapter) -> None:
     """Import the exported functions and compare their first calls with the runtime's, node by node."""
-    from ss_runtime.exported_functions import first_difference
+    from ss_runtime.mlx.exported_functions import first_difference
 
     if difference := first_difference(bundle, entry, CHECKED_STEPS):
         raise UserError(f"check failed: exported functions against the MLX runtime: {difference}")
@@ -83,8 +83,8 @@ def check_stored(bundle: Bundle, name: str, source: Mapping[str, StoredTensor]) 
 
 def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> None:
     """Run the fresh package on the executor and compare with the golden trace."""
-    from ss_convert.coreml.executor import ExecutorError
-    from ss_runtime.coreml_model import open_executor_model
+    from ss_executor import ExecutorError
+    from ss_runtime.coreml.step_model import open_executor_model
     from ss_runtime.validation import Replay, golden_of, has_exact_weights, replay
 
     try:

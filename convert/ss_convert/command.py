@@ -14,8 +14,9 @@ from rich.table import Table
 from ss_convert import sizes_command
 from ss_convert.audit import command as audit
 from ss_convert.conversion import Outcome, convert, existing_bundle, num_stages
-from ss_convert.coreml.options import CHOICES, PRESETS, PRUNE_OVER, WEIGHTS, CoreMLOptions
-from ss_convert.form import Form
+from ss_convert.coreml.options import CHOICES, PRESETS, PRUNE_OVER, CoreMLOptions
+from ss_convert.coreml.weight_format import WEIGHT_FORMATS
+from ss_convert.package_settings import PackageSettings
 from ss_convert.planning import (
     FUNCTION_DTYPES,
     TARGETS_OF,
@@ -70,7 +71,7 @@ def _parser() -> CommandParser:
     add(
         "--mlxfn-dtype",
         choices=FUNCTION_DTYPES,
-        help=f"arithmetic of exported MLX functions (default {FUNCTION_DTYPES[0]})",
+        help=f"dtype of exported MLX functions (default {FUNCTION_DTYPES[0]})",
     )
     add("--keep", type=positive, metavar="K", help="nodes left after early-exit pruning (default: all)")
     add(
@@ -125,7 +126,7 @@ def _add_golden(group) -> None:
 
 
 def _add_form(group) -> None:
-    """Options of `Form`."""
+    """Options of `PackageSettings`."""
     _add_sizes(group.add_argument)
     _add_graph(group.add_argument)
     _add_weights(group.add_argument)
@@ -146,8 +147,12 @@ def _add_sizes(add: Callable) -> None:
 
 
 def _add_graph(add: Callable) -> None:
-    """The functions' form."""
-    add("--preset", choices=sorted(PRESETS), help="the form for an engine; the choices below override it")
+    """What the functions are made of."""
+    add(
+        "--preset",
+        choices=sorted(PRESETS),
+        help="choices that suit an engine; the choices below override it",
+    )
     for name, says in (
         ("layout", "products as linear or as 1×1 convolution"),
         ("attention", "products and softmax, or the fused operation"),
@@ -183,10 +188,10 @@ def _add_graph(add: Callable) -> None:
 
 def _add_weights(add: Callable) -> None:
     """How weights are stored, adapters' included, and what the step returns."""
-    add("--weights", choices=WEIGHTS, help="how the base's projections are stored (default fp16)")
+    add("--weights", choices=WEIGHT_FORMATS, help="how the base's projections are stored (default fp16)")
     add(
         "--embedding-weights",
-        choices=WEIGHTS,
+        choices=WEIGHT_FORMATS,
         help="how embedding and head are stored (default: fp16 with fp16, else int8)",
     )
     add(
@@ -211,7 +216,10 @@ def _add_weights(add: Callable) -> None:
 
 def _default(name: str) -> str:
     """What a choice of the graph is without a preset and with each."""
-    said = {None: getattr(CoreMLOptions, name), **{preset: form[name] for preset, form in PRESETS.items()}}
+    said = {
+        None: getattr(CoreMLOptions, name),
+        **{preset: chosen[name] for preset, chosen in PRESETS.items()},
+    }
     texts = {p: "on" if v is True else "off" if v is False else str(v) for p, v in said.items()}
     presets = ", ".join(f"{texts[preset]} with {preset}" for preset in sorted(PRESETS))
     return f"(default {texts[None]}; {presets})"
@@ -259,7 +267,9 @@ def _request(arguments: argparse.Namespace) -> Request:
         num_kept=arguments.keep,
         prune_over=arguments.prune_over,
         prune_in_graph=arguments.prune_in_graph,
-        form=Form(**{f.name: getattr(arguments, f.name, None) for f in fields(Form)}),
+        package=PackageSettings(
+            **{f.name: getattr(arguments, f.name, None) for f in fields(PackageSettings)}
+        ),
         golden_prompts=arguments.golden_prompts,
         golden=not arguments.no_golden,
         device=arguments.device,
@@ -307,7 +317,7 @@ def summary(plan: Plan, outcome: Outcome) -> dict:
         "adapters": sorted(outcome.bundle.manifest.adapters),
         "converted": names,
         "base": plan.base.identity.name,
-        "form": plan.form.to_dict(),
+        "package": plan.package.to_dict(),
         "bytes": parts_of(outcome.bundle),
         "package_bytes": outcome.bundle.manifest.made.package_bytes,
         "parameters": {

@@ -16,7 +16,7 @@ from pathlib import Path
 from ss_convert import coreml_stage, golden_stage, mlxfn_stage
 from ss_convert.check import check_adapter, check_base, is_exact_in_half
 from ss_convert.disk import one_line_when_full
-from ss_convert.mlx.weights import parent_bias_file, write_adapter, write_base, write_parent_bias
+from ss_convert.mlx.weights import bigram_bias_file, write_adapter, write_base, write_bigram_bias
 from ss_convert.planning import Plan, PlannedAdapter, library_versions
 from ss_convert.stages import Stages
 from ss_convert.weight_source import WeightSource
@@ -133,7 +133,7 @@ def _manifest(plan: Plan, results: dict[str, dict]) -> Manifest:
         inputs=plan.inputs,
         versions=library_versions(),
         targets=tuple(sorted(plan.targets)),
-        form=plan.form.to_dict(),
+        package=plan.package.to_dict(),
         exact_weights=exact,
         package_bytes=results.get("sizes", {}),
     )
@@ -158,7 +158,7 @@ def _entry(
         rank_statistics=adapter.rank_statistics,
         coreml=coreml and replace(coreml, golden=golden["coreml"]),
         golden=golden["base"],
-        parent_bias_file=parent_bias_file(adapter),
+        bigram_bias_file=bigram_bias_file(adapter),
     )
 
 
@@ -176,7 +176,7 @@ def _make_readable(folder: Path) -> None:
 
 
 def _write_mlx(plan: Plan, folder: Path, weights: WeightSource) -> dict:
-    """Tokenizer, base weights (target mlx) and, always, the adapters: hosts need the parent bias."""
+    """Tokenizer, base weights (target mlx) and, always, the adapters: hosts need the bigram bias."""
     (folder / "mlx" / "adapters").mkdir(parents=True)
     if plan.into is not None:
         _copy_files(plan.into, folder, {planned.app for planned in plan.adapters})
@@ -190,7 +190,7 @@ def _write_mlx(plan: Plan, folder: Path, weights: WeightSource) -> dict:
         file = folder / tensor_file(planned.app)
         file.unlink(missing_ok=True)
         write_adapter(planned.adapter, file)
-        write_parent_bias(planned.adapter, folder)
+        write_bigram_bias(planned.adapter, folder)
     exact = all(is_exact_in_half(p.adapter.lora_tensors()) for p in plan.adapters)
     if "coreml" in plan.targets or not weights.get().packed:  # else the base is stored as it is
         exact = exact and is_exact_in_half(weights.get())
@@ -201,8 +201,8 @@ def _copy_files(bundle: Bundle, folder: Path, replaced: set[str]) -> None:
     """All files of an earlier bundle but its packages, which are merged anew, and what only adapters
     that are replaced have shared."""
     entries = bundle.manifest.adapters.values()
-    left = {e.parent_bias_file for e in entries} - {
-        e.parent_bias_file for e in entries if e.app not in replaced
+    left = {e.bigram_bias_file for e in entries} - {
+        e.bigram_bias_file for e in entries if e.app not in replaced
     }
     for name in bundle.manifest.files:
         if name != MANIFEST and not name.startswith("coreml/") and name not in left:

@@ -82,7 +82,7 @@ def _sources(plan: Plan, folder: Path, part: int) -> dict[str, tuple[Path, str]]
 
     sources: dict[str, tuple[Path, str]] = {}
     kept = _kept_adapters(plan)
-    if plan.into is not None and plan.form.lora == "inputs":
+    if plan.into is not None and plan.package.lora == "inputs":
         kept = {app: entry for app, entry in plan.into.manifest.adapters.items() if entry.coreml}
     for entry in kept.values():
         package = plan.into.path / entry.coreml.packages[part]

@@ -85,7 +85,7 @@ def record_traces(
 
     weights: canonical base weights to take in place of the base's (what a package stores); the
     adapter's tensors are then rounded to fp16 as they are there. device: `cpu`, `cuda` or `mps` (None:
-    what is there). Trees are best-first with the adapter's parent bias, N nodes, K kept; at most 64 tokens
+    what is there). Trees are best-first with the adapter's bigram bias, N nodes, K kept; at most 64 tokens
     a prompt. Returns the traces and where they were made.
     """
     from ss_device.reference import recording
@@ -101,7 +101,7 @@ def record_traces(
         stream_model = with_weights(base, weights, rounded(adapter), where)
     options = (sizes.num_nodes, sizes.num_kept, sizes.context, sizes.prune_over)
     model = ReferenceStepModel(stream_model, *options)
-    drafter = Drafter(sizes.num_nodes, parent_bias=adapter.parent_bias())
+    drafter = Drafter(sizes.num_nodes, bigram_bias=adapter.bigram_bias())
     max_tokens = min(adapter.max_tokens, TRACED_TOKENS)
     traces = recording.record_traces(model, drafter, prompts, max_tokens)
     return traces, replace(recording.recorded_on(model), base=base.identity.sha256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ss_convert.form import Form
+from ss_convert.package_settings import PackageSettings
 from ss_device.adapter import Adapter
 from ss_device.bundle import Bundle
 from ss_device.config import SpeculativeConfig
@@ -15,13 +15,13 @@ from ss_device.errors import UserError
 RANK_MULTIPLE = 32
 
 
-def with_lora_rank(form: Form, adapters: Sequence[Adapter]) -> Form:
-    """The form with the rank that LoRA inputs are padded to; UserError for what cannot be an input."""
-    if form.lora != "inputs":
-        if form.lora_rank:
+def with_lora_rank(package: PackageSettings, adapters: Sequence[Adapter]) -> PackageSettings:
+    """The settings with the rank that LoRA inputs are padded to; UserError for what cannot be an input."""
+    if package.lora != "inputs":
+        if package.lora_rank:
             raise UserError("--lora-rank is for --lora inputs")
-        return form
-    if form.parts != 1:
+        return package
+    if package.parts != 1:
         raise UserError("--lora inputs takes a decoder in one package; leave --parts out")
     for adapter in adapters:
         if adapter.config.mode != "shared":
@@ -30,14 +30,14 @@ def with_lora_rank(form: Form, adapters: Sequence[Adapter]) -> Form:
                 "is what --lora inputs passes; it is for adapters of the shared mode"
             )
     largest = max(adapter.config.lora_rank for adapter in adapters)
-    rank = form.lora_rank or -(-largest // RANK_MULTIPLE) * RANK_MULTIPLE
+    rank = package.lora_rank or -(-largest // RANK_MULTIPLE) * RANK_MULTIPLE
     for adapter in adapters:
         if adapter.config.lora_rank > rank:
             raise UserError(
                 f"adapter '{adapter.app}' has LoRA of rank {adapter.config.lora_rank}, the functions take "
                 f"{rank} (--lora-rank)"
             )
-    return replace(form, lora_rank=rank)
+    return replace(package, lora_rank=rank)
 
 
 def check_shared_functions(planned: Sequence, into: Bundle | None) -> None:
@@ -62,8 +62,8 @@ def check_shared_functions(planned: Sequence, into: Bundle | None) -> None:
 
 
 def graph_settings(config: SpeculativeConfig) -> dict:
-    """Settings that the graph depends on: not the LoRA's own rank and scale, nor the host's parent bias."""
-    left_out = ("lora_rank", "lora_alpha", "markov_rank", "markov_shared")
+    """Settings that the graph depends on: not the LoRA's own rank and scale, nor the host's bigram bias."""
+    left_out = ("lora_rank", "lora_alpha", "bigram_rank", "bigram_shared")
     return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 

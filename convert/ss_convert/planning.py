@@ -12,8 +12,14 @@ from ss_convert import golden, tokens_beyond
 from ss_convert.coreml.interface import function_names
 from ss_convert.coreml.options import CoreMLOptions, check_adapter
 from ss_convert.coreml.parts import part_names
-from ss_convert.form import COREML_ONLY, Form, flag_of, form_of_bundle, resolve_form
 from ss_convert.lora_inputs import check_shared_functions, with_lora_rank
+from ss_convert.package_settings import (
+    COREML_ONLY,
+    PackageSettings,
+    flag_of,
+    resolve_settings,
+    settings_of_bundle,
+)
 from ss_device.adapter import Adapter, find_adapter, find_base, load_adapter
 from ss_device.base_model import BaseFolder, models_folder, open_base
 from ss_device.bundle import Bundle, open_bundle
@@ -31,10 +37,10 @@ LIBRARIES = ("coremltools", "numpy", "safetensors", "torch", "transformers")
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. Sizes in tokens; what is not in `form` takes the default that fits.
+    """What the user asked for. Sizes in tokens; what is not in `package` takes the default that fits.
 
     into: bundle that the adapters are added to, everything in it staying as it is; prune_in_graph: None
-    where `num_kept` says it; function_dtype: arithmetic of exported MLX functions; device: where the
+    where `num_kept` says it; function_dtype: of exported MLX functions; device: where the
     golden traces are recorded (`cpu`, `cuda`, `mps`; None: what is there).
     """
 
@@ -46,7 +52,7 @@ class Request:
     targets: tuple[str, ...] | None = None
     num_kept: int | None = None
     prune_over: str | None = None
-    form: Form = Form()
+    package: PackageSettings = PackageSettings()
     prune_in_graph: bool | None = None
     golden_prompts: Path | None = None
     golden: bool = True
@@ -73,7 +79,7 @@ class Plan:
     """A checked request: everything that fits together, nothing heavy done yet.
 
     into: the bundle that is extended, None for a new one; inputs: digest of all that determines the
-    bundle; function_dtype: arithmetic of exported MLX functions; device: as in `Request`.
+    bundle; function_dtype: of exported MLX functions; device: as in `Request`.
     """
 
     adapters: tuple[PlannedAdapter, ...]
@@ -81,7 +87,7 @@ class Plan:
     output: Path
     into: Bundle | None
     targets: tuple[str, ...]
-    form: Form
+    package: PackageSettings
     golden: bool
     inputs: str
     function_dtype: str = FUNCTION_DTYPES[0]
@@ -101,7 +107,7 @@ class Plan:
     @property
     def packages(self) -> tuple[str, ...]:
         """Paths of the Core ML packages inside the bundle: one per part, each for all adapters."""
-        names = part_names(self.base.identity.name.rpartition("/")[2], len(self.form.cuts) + 1)
+        names = part_names(self.base.identity.name.rpartition("/")[2], len(self.package.cuts) + 1)
         return tuple(f"coreml/{name}" for name in names)
 
 
@@ -120,23 +126,27 @@ def plan_conversion(request: Request) -> Plan:
     if "coreml" in targets:
         for adapter in adapters:
             check_adapter(adapter)
-    form = resolve_form(request.form, base) if into is None else form_of_bundle(into, request.form)
-    _check_names(adapters, into, form)
-    form = with_lora_rank(form, adapters)
+    package = (
+        resolve_settings(request.package, base)
+        if into is None
+        else settings_of_bundle(into, request.package)
+    )
+    _check_names(adapters, into, package)
+    package = with_lora_rank(package, adapters)
     planned = tuple(
-        _planned(request, adapter, folder, base, form)
+        _planned(request, adapter, folder, base, package)
         for adapter, folder in zip(adapters, folders, strict=True)
     )
     check_shared_functions(planned, into)
     if into is None:
-        form, planned = _divided(form, planned, base)
+        package, planned = _divided(package, planned, base)
     return Plan(
         adapters=planned,
         base=base,
         output=_output(request, planned[0].app),
         into=into,
         targets=targets,
-        form=form,
+        package=package,
         golden=request.golden,
         inputs=_inputs_digest(request, planned, base, targets, into),
         function_dtype=request.function_dtype or FUNCTION_DTYPES[0],
@@ -144,33 +154,33 @@ def plan_conversion(request: Request) -> Plan:
     )
 
 
-def _planned(request: Request, adapter: Adapter, folder: Path, base: BaseFolder, form: Form):
-    options = _options(request, adapter, base, form)
+def _planned(request: Request, adapter: Adapter, folder: Path, base: BaseFolder, package: PackageSettings):
+    options = _options(request, adapter, base, package)
     file = _prompt_file(request, folder)
     prompts = golden.read_prompts(file, adapter, base, options.context) if file else ()
     return PlannedAdapter(adapter, folder, options, prompts)
 
 
 def _divided(
-    form: Form, planned: tuple[PlannedAdapter, ...], base: BaseFolder
-) -> tuple[Form, tuple[PlannedAdapter, ...]]:
-    """Form and adapters with the cuts that `--parts` asks for."""
-    if form.parts == 1:
-        return form, planned
-    from ss_convert.coreml.cutting import choose_cuts
+    package: PackageSettings, planned: tuple[PlannedAdapter, ...], base: BaseFolder
+) -> tuple[PackageSettings, tuple[PlannedAdapter, ...]]:
+    """PackageSettings and adapters with the cuts that `--parts` asks for."""
+    if package.parts == 1:
+        return package, planned
+    from ss_convert.coreml.parts import choose_cuts
 
     adapters = [(p.adapter, p.options) for p in planned]
-    cuts = choose_cuts(base.architecture, adapters, planned[0].options, form.parts)
+    cuts = choose_cuts(base.architecture, adapters, planned[0].options, package.parts)
     planned = tuple(replace(p, options=replace(p.options, cuts=cuts)) for p in planned)
-    return replace(form, parts=len(cuts) + 1, cuts=cuts), planned
+    return replace(package, parts=len(cuts) + 1, cuts=cuts), planned
 
 
 def _open_into(request: Request, base: BaseFolder) -> Bundle | None:
     """The bundle to extend, whole and made from this very base."""
     if request.into is None:
         return None
-    if request.form.preset is not None:
-        raise UserError(f"{request.into}: has its form already; leave --preset out")
+    if request.package.preset is not None:
+        raise UserError(f"{request.into}: its packages are there already; leave --preset out")
     bundle = open_bundle(request.into, verify=True)
     theirs, ours = bundle.manifest.base, base.identity
     for what, old, new in (
@@ -185,7 +195,7 @@ def _open_into(request: Request, base: BaseFolder) -> Bundle | None:
     return bundle
 
 
-def _check_names(adapters: list[Adapter], into: Bundle | None, form: Form) -> None:
+def _check_names(adapters: list[Adapter], into: Bundle | None, package: PackageSettings) -> None:
     """Adapters and, where they are constants, their functions need names of their own."""
     owners = {} if into is None else {function_names(app): app for app in into.manifest.adapters}
     seen: set[str] = set()
@@ -193,7 +203,7 @@ def _check_names(adapters: list[Adapter], into: Bundle | None, form: Form) -> No
         if adapter.app in seen:
             raise UserError(f"adapter '{adapter.app}' is named twice")
         seen.add(adapter.app)
-        if form.lora == "inputs":
+        if package.lora == "inputs":
             continue
         other = owners.setdefault(function_names(adapter.app), adapter.app)
         if other != adapter.app:
@@ -245,18 +255,20 @@ def _models(request: Request) -> Path:
         raise
 
 
-def _options(request: Request, adapter: Adapter, base: BaseFolder, form: Form) -> CoreMLOptions:
-    """The adapter's options: the bundle's form and its own pruning."""
-    longest, context = base.architecture.max_positions, form.context
+def _options(
+    request: Request, adapter: Adapter, base: BaseFolder, package: PackageSettings
+) -> CoreMLOptions:
+    """The adapter's options: the bundle's settings and its own pruning."""
+    longest, context = base.architecture.max_positions, package.context
     if context > longest:
         raise UserError(f"context {context} exceeds the {longest} positions of base '{base.identity.name}'")
-    nodes, kept = form.num_nodes, _num_kept(request, form.num_nodes)
+    nodes, kept = package.num_nodes, _num_kept(request, package.num_nodes)
     if kept < nodes and not adapter.config.pruning_rank:
         raise UserError(f"adapter '{adapter.app}' has no pruning head, which pruning (--keep) needs")
     if nodes > context:
         raise UserError(f"--nodes {nodes} exceeds the context of {context} tokens")
     return CoreMLOptions(
-        **{**form.options(), "chunk": min(form.chunk, context)},
+        **{**package.options(), "chunk": min(package.chunk, context)},
         num_kept=kept,
         prune_over=request.prune_over or "draft",
     )
@@ -286,7 +298,7 @@ def _refuse_without_effect(request: Request, targets: tuple[str, ...]) -> None:
         raise UserError("--mlxfn-dtype is for --target mlxfn or all")
     if "coreml" in targets:
         return
-    said = [name for name in COREML_ONLY if getattr(request.form, name) is not None]
+    said = [name for name in COREML_ONLY if getattr(request.package, name) is not None]
     if said:
         flag = flag_of(said[0])
         raise UserError(f"{flag} is for Core ML packages, which --target {'/'.join(targets)} has none of")

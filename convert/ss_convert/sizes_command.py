@@ -1,4 +1,4 @@
-"""`ss-convert sizes`: what packages of 1, 2, … adapters weigh, for every form of the weights."""
+"""`ss-convert sizes`: what packages of 1, 2, … adapters weigh, for every weight format."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from ss_convert.coreml.options import WEIGHTS
+from ss_convert.coreml.weight_format import WEIGHT_FORMATS, stored_bytes, weight_format_of
 from ss_convert.disk import one_line_when_full
-from ss_convert.form import Form
+from ss_convert.package_settings import PackageSettings
 from ss_convert.planning import Plan, Request, plan_conversion
 from ss_convert.weight_source import WeightSource
 from ss_device.adapter import Adapter
@@ -22,7 +22,7 @@ from ss_device.command_line import CommandParser, console, print_json, progress,
 # functions (`model.mlmodel`, a fixed number of bytes per adapter) comes on top: see `packages`.
 ALLOWANCE = 0.03
 # Parts that the host reads from the adapter's own file.
-NOT_IN_PACKAGE = "markov."
+NOT_IN_PACKAGE = "bigram."
 
 
 def parser() -> CommandParser:
@@ -38,16 +38,16 @@ def parser() -> CommandParser:
     add("--adapter", required=True, action="append", metavar="NAME|PATH", help="may be repeated")
     add("--base", type=Path, metavar="PATH", help="base model folder (default: the adapter's)")
     add("--models", type=Path, metavar="DIR", help="folder with base/ and adapters/")
-    add("--weights", action="append", choices=WEIGHTS, help="may be repeated (default: all)")
+    add("--weights", action="append", choices=WEIGHT_FORMATS, help="may be repeated (default: all)")
     add("--json", action="store_true", help="print one JSON object")
     return made
 
 
 def sizes_command(arguments: argparse.Namespace) -> None:
     """Body of the command."""
-    forms = arguments.weights or list(WEIGHTS)
-    plans, rows = [_plan(arguments, form) for form in forms], []
-    with progress(len(forms) * (len(arguments.adapter) + 1), "read") as advance:
+    formats = arguments.weights or list(WEIGHT_FORMATS)
+    plans, rows = [_plan(arguments, name) for name in formats], []
+    with progress(len(formats) * (len(arguments.adapter) + 1), "read") as advance:
         for plan in plans:
             rows.append(measure(plan, advance))
     if arguments.json:
@@ -56,7 +56,7 @@ def sizes_command(arguments: argparse.Namespace) -> None:
         _print(rows)
 
 
-def _plan(arguments: argparse.Namespace, form: str) -> Plan:
+def _plan(arguments: argparse.Namespace, weight_format: str) -> Plan:
     return plan_conversion(
         Request(
             adapters=tuple(arguments.adapter),
@@ -64,14 +64,14 @@ def _plan(arguments: argparse.Namespace, form: str) -> Plan:
             models=arguments.models,
             output=Path(tempfile.gettempdir()) / "ss-convert-sizes",
             targets=("coreml",),
-            form=Form(weights=form),
+            package=PackageSettings(weights=weight_format),
             golden=False,
         )
     )
 
 
 def measure(plan: Plan, report=lambda text: None) -> dict:
-    """Bytes of one form: `base` and `own` from shapes alone, `merged` and `packages` of what was written.
+    """Bytes of one weight format: `base` and `own` from shapes alone, `merged` and `packages` as written.
 
     Entry i of a list has the first i+1 adapters. merged: weight files; packages: all files; over and
     packages_over: share beyond base + own; within: no weight file is more than 3 % beyond.
@@ -84,9 +84,9 @@ def measure(plan: Plan, report=lambda text: None) -> dict:
     with one_line_when_full(place), tempfile.TemporaryDirectory(prefix="ss-convert-sizes-") as name:
         folder = Path(name)
         for planned in plan.adapters:
-            report(f"{plan.form.weights} {planned.app}")
+            report(f"{plan.package.weights} {planned.app}")
             coreml_stage.write_functions(plan, planned, folder, weights)
-        report(f"{plan.form.weights} packages")
+        report(f"{plan.package.weights} packages")
         for count in range(1, len(plan.adapters) + 1):
             fewer = replace(plan, adapters=plan.adapters[:count])
             functions = coreml_stage.merge(fewer, folder)
@@ -97,8 +97,8 @@ def measure(plan: Plan, report=lambda text: None) -> dict:
     own = {planned.app: own_bytes(planned.adapter) for planned in plan.adapters}
     sums = [base + sum(list(own.values())[: i + 1]) for i in range(len(own))]
     return {
-        "weights": plan.form.weights,
-        "embedding_weights": plan.form.embedding_weights,
+        "weights": plan.package.weights,
+        "embedding_weights": plan.package.embedding_weights,
         "base": base,
         "own": own,
         "merged": merged,
@@ -115,13 +115,12 @@ def _beyond(sizes: list[int], sums: list[int]) -> list[float]:
 
 
 def base_bytes(plan: Plan) -> int:
-    """Bytes of all base weights in their stored form."""
-    from ss_convert.coreml.compression import stored_bytes
-    from ss_convert.coreml.weights import form_of
-
-    forms = (plan.form.weights, plan.form.embedding_weights)
+    """Bytes of all base weights as they are stored."""
+    formats = (plan.package.weights, plan.package.embedding_weights)
     shapes = plan.base.architecture.weight_shapes()
-    return sum(stored_bytes(shape, form_of(name, shape, forms)) for name, shape in shapes.items())
+    return sum(
+        stored_bytes(shape, weight_format_of(name, shape, formats)) for name, shape in shapes.items()
+    )
 
 
 def own_bytes(adapter: Adapter) -> int:

@@ -75,7 +75,7 @@ def _first_row(part: str) -> int:
 
 def decompressed_constants(package: Path, function: str) -> dict[str, np.ndarray]:
     """Value name → float32 array of every compressed constant of a function."""
-    from ss_convert.coreml.executor import load_package
+    from ss_executor import load_package
 
     found, constants = {}, {}
     for operation in load_package(package).functions[function].block.operations:

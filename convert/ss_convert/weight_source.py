@@ -9,7 +9,7 @@ from ss_device.checkpoint_weights import CheckpointWeights
 
 
 class WeightSource:
-    """Canonical base weights on demand, and their form in a Core ML package."""
+    """Canonical base weights on demand, and as a Core ML package stores them."""
 
     def __init__(self, base: BaseFolder) -> None:
         self._base = base

@@ -1,6 +1,6 @@
 """Back ends by name: the step models that can run a bundle on this machine.
 
-| name | what runs | arithmetic |
+| name | what runs | dtypes |
 |---|---|---|
 | mlx | MLX: Metal GPU on a Mac, CPU on Linux | float16, float32, bfloat16 |
 | executor | the bundle's Core ML package, op by op in numpy, anywhere | float16, float32 |
@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ss_device.bundle import MLX_BASE, Bundle, BundledAdapter
-from ss_device.decoding import StepModel
 from ss_device.errors import UserError, library_errors
-from ss_runtime.coreml_model import open_coreml_model
+from ss_device.step_model import StepModel
+from ss_runtime.coreml.step_model import open_coreml_model
 from ss_runtime.plain_base import has_streams
 
 DTYPES = {
@@ -43,7 +43,7 @@ THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS
 
 
 def check_backend(name: str, dtype: str | None = None) -> None:
-    """Raise UserError for a back end or arithmetic that does not exist."""
+    """Raise UserError for a back end or dtype that does not exist."""
     if name not in DTYPES:
         raise UserError(f"unknown back end '{name}' (known: {', '.join(BACKENDS)})")
     if dtype is not None and dtype not in DTYPES[name]:
@@ -174,7 +174,7 @@ def _open_mlx(
     bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str, **settings
 ) -> StepModel:
     load_openblas()
-    from ss_runtime.loading import load_model
+    from ss_runtime.mlx.loading import load_model
 
     settings = {**_pruning(adapter), **settings}
     return load_model(bundle, adapter, dtype, stream_rows=stream_rows, **settings)
@@ -186,18 +186,18 @@ def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) 
             f"the functions of '{adapter.app}' were exported in {adapter.mlxfn.dtype}, not in {dtype}"
         )
     load_openblas()
-    from ss_runtime.exported_functions import open_functions
-    from ss_runtime.function_probe import check_functions
+    from ss_runtime.mlx.exported_functions import open_functions
+    from ss_runtime.mlx.function_probe import check_functions
 
     check_functions(bundle, adapter)
     return open_functions(bundle, adapter)
 
 
 def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:
-    from ss_runtime.coreml_model import open_executor_model
+    from ss_runtime.coreml.step_model import open_executor_model
 
     with library_errors(f"{bundle.path}: the executor cannot read the package"):
-        return open_executor_model(bundle, adapter, arithmetic=dtype)
+        return open_executor_model(bundle, adapter, dtype=dtype)
 
 
 def _pruning(adapter: BundledAdapter) -> dict:
@@ -297,8 +297,10 @@ def adapter_in_memory(bundle: Bundle, adapter: BundledAdapter):
     """The bundle's adapter as `ss_device.adapter.Adapter`, LoRA factors split off again."""
     from ss_device.adapter import Adapter
     from ss_device.files import read_tensors
+    from ss_device.old_names import TENSORS, renamed
 
-    tensors = read_tensors(bundle.path / adapter.tensor_file) | bundle.parent_bias_tensors(adapter)
+    tensors = renamed(read_tensors(bundle.path / adapter.tensor_file), TENSORS)
+    tensors |= bundle.bigram_bias_tensors(adapter)
     factors: dict[str, dict] = {}
     for name in [n for n in tensors if n.startswith("lora.")]:
         projection, _, factor = name.removeprefix("lora.").rpartition(".")

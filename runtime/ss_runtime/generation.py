@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from ss_device.decoding import Drafter, Step, StepModel, decode
-from ss_device.sampling import Chooser
+from ss_device.decoding import Drafter, Step, decode
+from ss_device.sampling import Sampler
+from ss_device.step_model import StepModel
 from ss_runtime.tokenization import BundleTokenizer, Detokenizer, load_tokenizer
 
 __all__ = ["GenerationStep", "Result", "generate", "generate_steps", "load_tokenizer"]
@@ -91,16 +92,16 @@ def generate_steps(
     stop_ids: frozenset[int],
     stop_strings: Sequence[str],
     tokenizer: BundleTokenizer,
-    chooser: Chooser | None = None,
+    sampler: Sampler | None = None,
 ) -> Iterator[GenerationStep]:
-    """Generate, one record per model call (`ss_device.decoding.decode`); greedily without a chooser.
+    """Generate, one record per model call (`ss_device.decoding.decode`); greedily without a sampler.
 
     Ends with a stop id, with the token that completes a stop string (whose text is cut off), after
     `max_tokens`, or when the context is full. Tokens and text do not depend on the drafter
-    (unless the chooser is lossy).
+    (unless the sampler is lossy).
     """
     writer, stops = tokenizer.detokenizer(), StopStrings(stop_strings)
-    for step in decode(step_model, drafter, prompt_ids, max_tokens, frozenset(stop_ids), chooser):
+    for step in decode(step_model, drafter, prompt_ids, max_tokens, frozenset(stop_ids), sampler):
         record = _write(step, writer, stops)
         yield record
         if record.finish_reason:
@@ -133,18 +134,18 @@ def generate(
     stop_ids: frozenset[int],
     stop_strings: Sequence[str],
     tokenizer: BundleTokenizer,
-    chooser: Chooser | None = None,
+    sampler: Sampler | None = None,
 ) -> Result:
     """Run `generate_steps` to the end and count. Same arguments and errors."""
     start = time.perf_counter()
     steps = generate_steps(
-        step_model, drafter, prompt_ids, max_tokens, stop_ids, stop_strings, tokenizer, chooser
+        step_model, drafter, prompt_ids, max_tokens, stop_ids, stop_strings, tokenizer, sampler
     )
     records = [next(steps)]
     prefilled = time.perf_counter()
     records.extend(steps)
     seconds = prefilled - start, time.perf_counter() - prefilled
-    return summarize(records, len(prompt_ids), *seconds, chooser)
+    return summarize(records, len(prompt_ids), *seconds, sampler)
 
 
 def summarize(
@@ -152,7 +153,7 @@ def summarize(
     prompt_tokens: int,
     prefill: float,
     decoding: float,
-    chooser: Chooser | None = None,
+    sampler: Sampler | None = None,
 ) -> Result:
     """The Result of a generation from its records, the seconds of both phases and how it chose."""
     tokens = tuple(token for record in records for token in record.tokens)
@@ -166,11 +167,11 @@ def summarize(
         tokens_per_call=(len(tokens) - 1) / calls if calls else None,
         seconds={"prefill": prefill, "decode": decoding},
         finish_reason=records[-1].finish_reason,
-        lossy_typical=lossy_epsilon(chooser),
+        lossy_typical=lossy_epsilon(sampler),
     )
 
 
-def lossy_epsilon(chooser: Chooser | None) -> float | None:
+def lossy_epsilon(sampler: Sampler | None) -> float | None:
     """Epsilon of typical acceptance, None for an exact choice."""
-    typical = getattr(chooser, "lossy_typical", None)
+    typical = getattr(sampler, "lossy_typical", None)
     return typical.epsilon if typical else None

@@ -115,7 +115,7 @@ def _record(
     for index, (_, ids) in enumerate(prompts):
         with row_errors(file, index):
             check_request(model.limits, adapter.num_nodes, len(ids), max_tokens)
-    drafter = Drafter(adapter.num_nodes, parent_bias=bundle.parent_bias(adapter))
+    drafter = Drafter(adapter.num_nodes, bigram_bias=bundle.bigram_bias(adapter))
     origin = replace(
         recorded_on(model),
         base=bundle.manifest.base.sha256,

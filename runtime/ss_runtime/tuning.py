@@ -12,10 +12,11 @@ from ss_device.bundle import Bundle
 from ss_device.decoding import Drafter
 from ss_device.draft_policy import KINDS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.errors import UserError
+from ss_device.old_names import EXPERIENCE, renamed
 from ss_device.outputs import WAIT_SECONDS, output_lock, write_text
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.strict_json import read_json
-from ss_device.tree import ParentBias
+from ss_device.tree import BigramBias
 
 FORMAT_VERSION = 2
 FILE = "tuning.json"
@@ -23,7 +24,7 @@ FILE = "tuning.json"
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """The same draft in every step: nodes per call (1: plain decoding), shape, with copies or without.
+    """The same draft in every step: nodes per call (1: plain decoding), shape, prompt lookup or none.
 
     max_streams: draft with the first γ' streams alone. num_kept: nodes that are kept by pruning (None: all,
     whatever the bundle's package keeps).
@@ -35,12 +36,12 @@ class DraftChoice:
     max_streams: int | None = None
     num_kept: int | None = None
 
-    def drafter(self, parent_bias: ParentBias | None) -> Drafter:
+    def drafter(self, bigram_bias: BigramBias | None) -> Drafter:
         lookup = PromptLookup() if self.lookup else None
         return Drafter(
             self.num_nodes,
             self.shape,
-            parent_bias=parent_bias,
+            bigram_bias=bigram_bias,
             max_streams=self.max_streams,
             lookup=lookup,
         )
@@ -62,8 +63,8 @@ class AdaptiveChoice:
     experience: Experience
     num_kept = None  # it draws smaller trees instead
 
-    def drafter(self, parent_bias: ParentBias | None) -> AdaptiveDrafter:
-        return AdaptiveDrafter(self.num_nodes, self.costs, self.experience, parent_bias)
+    def drafter(self, bigram_bias: BigramBias | None) -> AdaptiveDrafter:
+        return AdaptiveDrafter(self.num_nodes, self.costs, self.experience, bigram_bias)
 
     def label(self) -> str:
         return f"adaptive, up to {self.num_nodes} nodes"
@@ -80,7 +81,7 @@ def device_name() -> str:
 
 
 def read_tuning(bundle: Bundle, app: str, dtype: str) -> DraftChoice | AdaptiveChoice | None:
-    """The choice for an adapter, arithmetic and this device; None where nothing was measured.
+    """The choice for an adapter, dtype and this device; None where nothing was measured.
 
     Raises UserError for a damaged file, or for more nodes than the adapter takes by now.
     """
@@ -115,7 +116,7 @@ def _choice(raw: dict, most_nodes: int) -> DraftChoice | AdaptiveChoice:
 
 def _adaptive(raw: dict) -> AdaptiveChoice:
     costs = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["costs"].items()}
-    experience = dict(raw["experience"])
+    experience = dict(renamed(raw["experience"], EXPERIENCE))
     for name in ("gains", "trust"):
         experience[name] = tuple(tuple(pair) for pair in experience[name])
     for name in KINDS:

@@ -13,8 +13,8 @@ import numpy as np
 
 from ss_device.acceptance import walk
 from ss_device.bundle import Bundle, BundledAdapter
-from ss_device.decoding import StepModel, Verified
 from ss_device.errors import UserError
+from ss_device.step_model import StepModel, Verified
 from ss_device.trace import Recorded, Trace, TraceStep
 
 
@@ -30,7 +30,7 @@ class Tolerance:
     logits: float
 
 
-# Nodes that another arithmetic may prune where the reference kept them, as a share of those it kept: near
+# Nodes that another dtype may prune where the reference kept them, as a share of those it kept: near
 # ties among early-exit scores. A tiny random model in float16 drops none of 266.
 DROPPED_SHARE = 0.1
 
@@ -70,7 +70,7 @@ class Replay:
     """
 
     backend: str
-    arithmetic: str
+    dtype: str
     exact_weights: bool = True
     origin: Recorded | None = None
     prompts: int = 0
@@ -89,17 +89,17 @@ class Replay:
 
     @property
     def tolerance(self) -> Tolerance:
-        return TOLERANCES[self.arithmetic if self.exact_weights else "float16"]
+        return TOLERANCES[self.dtype if self.exact_weights else "float16"]
 
     @property
     def is_exact(self) -> bool:
         """Whether nothing but float32 rounding is between this back end and the reference."""
-        return self.arithmetic == "float32" and self.exact_weights
+        return self.dtype == "float32" and self.exact_weights
 
     @property
     def near_tie_limit(self) -> float:
         """A differing choice is a near tie up to this margin: twice the observed logit difference,
-        since both of the tokens' logits may have moved by it, capped per arithmetic. 0 where a number
+        since both of the tokens' logits may have moved by it, capped per dtype. 0 where a number
         is not finite: nothing is explained then."""
         limits = 2 * self.max_logit_difference, self.tolerance.near_tie * self.largest_logit
         return min(limits) if np.isfinite(limits).all() else 0.0
@@ -148,7 +148,7 @@ class Replay:
         compared = self.stream_steps > 0
         return {
             "backend": self.backend,
-            "arithmetic": self.arithmetic,
+            "dtype": self.dtype,
             "exact_weights": self.exact_weights,
             "recorded": self.origin and asdict(self.origin),
             "prompts": self.prompts,
@@ -270,7 +270,7 @@ def _check_outcome(step: TraceStep, verified: Verified, found: Replay) -> None:
     logits = () if verified.logits is None else verified.logits
     found.not_finite += not (np.isfinite(verified.stream_logits).all() and np.isfinite(logits).all())
     path = walk(step.tree, verified.kept, verified.chosen) if 0 in verified.kept else [-1]
-    found.wrong_walks += path[-1] != verified.accepted
+    found.wrong_walks += path[-1] != verified.accepted_node
 
 
 def _compare_nodes(
@@ -293,7 +293,7 @@ def _compare_nodes(
 
 def _compare_streams(step: TraceStep, verified: Verified, found: Replay) -> None:
     """Stream logits at the probes, when both accepted the same node."""
-    if verified.accepted != step.path[-1]:
+    if verified.accepted_node != step.path[-1]:
         return
     values = np.take_along_axis(np.asarray(verified.stream_logits, np.float32), step.probe_ids, axis=-1)
     found.stream_steps += 1

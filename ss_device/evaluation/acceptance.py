@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ss_device.decoding import Drafter, StepModel, decode
+from ss_device.decoding import Drafter, decode
+from ss_device.step_model import StepModel
 from ss_device.tree import DraftTree
 
 

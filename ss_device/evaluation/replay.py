@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ss_device.decoding import Drafter, Proposal
+from ss_device.decoding import Drafter
 from ss_device.errors import UserError
 from ss_device.evaluation.acceptance import AcceptanceCounts
 from ss_device.reference.stream_model import StreamModel
+from ss_device.step_model import Proposal
 from ss_device.training.batching import plan_batches
 from ss_device.training.corpus import Document
 from ss_device.training.losses import forward, make_batch
@@ -62,7 +63,7 @@ def replay(
 
 
 def stream_logits(model: StreamModel, documents: Sequence[Document]) -> np.ndarray:
-    """Stream logits without parent bias, float32 [B, P, γ, V]; row r decides completion token r."""
+    """Stream logits without bigram bias, float32 [B, P, γ, V]; row r decides completion token r."""
     batch = make_batch(documents, model.config.num_streams)
     device = next(model.parameters()).device
     out = forward(model, batch.to(device), main=False, early=False, bias=False)

@@ -36,7 +36,7 @@ from ss_device.training.distill import Prompt, distill
 class TreeChoice:
     """A tree to replay: `SHAPE:NODES`, and `:STREAMS` to draft with fewer streams than trained.
 
-    A shape that ends in `+lookup` lets copies from prompt and output compete for the nodes.
+    A shape that ends in `+lookup` lets n-grams of prompt and output compete for the nodes.
     """
 
     shape: str
@@ -44,7 +44,7 @@ class TreeChoice:
     streams: int | None = None
 
     @property
-    def copies(self) -> bool:
+    def lookup(self) -> bool:
         return self.shape.endswith("+lookup")
 
     @staticmethod
@@ -58,13 +58,13 @@ class TreeChoice:
         return choice
 
     def drafter(self, adapter: Adapter | None) -> Drafter:
-        bias = adapter.parent_bias() if adapter else None
+        bias = adapter.bigram_bias() if adapter else None
         return Drafter(
             self.nodes,
             self.shape.removesuffix("+lookup"),
-            parent_bias=bias,
+            bigram_bias=bias,
             max_streams=self.streams,
-            lookup=PromptLookup() if self.copies else None,
+            lookup=PromptLookup() if self.lookup else None,
         )
 
     def __str__(self) -> str:

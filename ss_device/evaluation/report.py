@@ -29,7 +29,7 @@ def evaluate_adapter(
     num_nodes: int,
     num_kept: int | None,
     shape: str,
-    top_k: int,
+    tree_top_k: int,
     prune_over: str,
     max_tokens: int | None,
     app_name: str | None = None,
@@ -51,7 +51,7 @@ def evaluate_adapter(
     tests = fitting_prompts(app, data, limit, tokenizer, base.architecture, max_tokens, longest_prompt)
     stream_model = load_stream_model(base, adapter, device=chosen_device(device))
     model = ReferenceStepModel(stream_model, num_nodes, num_kept or num_nodes, None, prune_over)
-    drafter = Drafter(num_nodes, shape, top_k, adapter.parent_bias())
+    drafter = Drafter(num_nodes, shape, tree_top_k, adapter.bigram_bias())
     stop_ids = frozenset(base.architecture.eos_ids)
     strings = app.stop_strings
     counts, outputs = measure(
@@ -61,7 +61,12 @@ def evaluate_adapter(
     texts = [text_before_stop(ids, tokenizer, strings) for ids in outputs]
     return {
         "adapter": adapter.app,
-        "tree": {"shape": shape, "nodes": num_nodes, "kept": num_kept or num_nodes, "top_k": top_k},
+        "tree": {
+            "shape": shape,
+            "nodes": num_nodes,
+            "kept": num_kept or num_nodes,
+            "tree_top_k": tree_top_k,
+        },
         "left_out_too_long": tests.left_out,
         **counts.summary(),
         **task_scores(app, texts, tests.questions),

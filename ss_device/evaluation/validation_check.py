@@ -46,7 +46,7 @@ def decode_validation(
     prompts = [d.ids[: d.prompt_length].tolist() for d in documents]
     completions = [d.ids[d.prompt_length :].tolist() for d in documents]
     counts, outputs = measure(
-        model, Drafter(nodes, "chain", parent_bias=adapter.parent_bias()), prompts,
+        model, Drafter(nodes, "chain", bigram_bias=adapter.bigram_bias()), prompts,
         max(len(c) for c in completions), frozenset(shape.eos_ids),
     )  # fmt: skip
     summary = counts.summary()

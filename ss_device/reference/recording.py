@@ -38,7 +38,7 @@ def record_traces(
 
 
 def recorded_on(model: ReferenceStepModel) -> Recorded:
-    """Device, arithmetic and versions of a model's traces."""
+    """Device, dtype and versions of a model's traces."""
     first = next(model.model.parameters())
     return Recorded(
         device=device_text(first.device),

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ss_device.acceptance import walk
-from ss_device.decoding import Choose, Proposal, StepLimits, Verified
 from ss_device.errors import UserError
 from ss_device.reference.stream_model import KeysValues, Rows, StreamModel
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
+from ss_device.step_model import Choose, Proposal, StepLimits, Verified
 from ss_device.tree import DraftTree, keep_best_nodes, root_only
 
 PRUNE_OVER = ("draft", "vocabulary")

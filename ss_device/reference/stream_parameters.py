@@ -52,7 +52,7 @@ class PruningHead(nn.Module):
         return x + x @ self.a.T @ self.b.T
 
 
-class ParentBiasFactors(nn.Module):
+class BigramBiasFactors(nn.Module):
     """Low-rank bigram logits u[parent] @ v.T; v starts at zero. u, v: [V, rank]."""
 
     def __init__(self, vocab_size: int, rank: int) -> None:
@@ -93,8 +93,8 @@ class StreamParameters(nn.Module):
             )
         if config.pruning_rank:
             self.pruning = PruningHead(h, config.pruning_rank)
-        if config.markov_rank:
-            self.markov = ParentBiasFactors(architecture.vocab_size, config.markov_rank)
+        if config.bigram_rank:
+            self.bigram = BigramBiasFactors(architecture.vocab_size, config.bigram_rank)
 
     def to_numpy(self) -> dict[str, np.ndarray]:
         """float32 arrays under the file's names."""

@@ -57,7 +57,7 @@ def train_adapter(
     resume: bool = False,
     report: Callable[[dict], None] = lambda line: None,
     start: Adapter | None = None,
-    parent_bias: dict[str, np.ndarray] | None = None,
+    bigram_bias: dict[str, np.ndarray] | None = None,
     force: bool = False,
     golden_prompts: str = "",
     device: str | None = None,
@@ -65,8 +65,8 @@ def train_adapter(
     """Train an adapter and write its folder to `output`; checkpoints and log in `<output>.run/`.
 
     `start`: an adapter of the same settings whose parts (and LoRA) are the starting point; with
-    `pruning` after, its parts stay as they are and only the early exit learns. `parent_bias`: factors
-    from `load_parent_bias` to start from; with `markov_shared` they are required and stay frozen. force: an
+    `pruning` after, its parts stay as they are and only the early exit learns. `bigram_bias`: factors
+    from `load_bigram_bias` to start from; with `bigram_shared` they are required and stay frozen. force: an
     earlier run and the adapter it wrote are replaced.
 
     golden_prompts: what `golden_prompts.jsonl` of the folder holds, if anything. device: `cpu`, `cuda` or
@@ -76,22 +76,22 @@ def train_adapter(
     tokens_per_second, eta (seconds), and `valid` (see `validation.summary`) where that was measured.
     """
     _check_inputs(base, config, schedule, train, start)
-    _check_parent_bias(config, start, parent_bias)
+    _check_bigram_bias(config, start, bigram_bias)
     accelerator = joined_processes(device)
     folder = run_folder(output)
-    settings = _settings(base, config, schedule, train, valid, start, parent_bias)
+    settings = _settings(base, config, schedule, train, valid, start, bigram_bias)
     if accelerator.is_main_process:
         check_output_folder(output, "an adapter", is_adapter, force or resume)
         open_run(folder, settings, resume, force)
     accelerator.wait_for_everyone()
-    model = _initial_model(base, config, schedule, start, accelerator.device, parent_bias)
+    model = _initial_model(base, config, schedule, start, accelerator.device, bigram_bias)
     run = _prepared_run(accelerator, model, schedule, train, valid, folder, report)
     progress = run.run(_progress(run, resume))
     run.objective.eval()
     ranks = document_ranks(
         run.objective, valid, config.num_streams, accelerator.device, segment=schedule.segment
     )
-    model = _whole_model(accelerator, run.loss_module.model, base, config, schedule, start, parent_bias)
+    model = _whole_model(accelerator, run.loss_module.model, base, config, schedule, start, bigram_bias)
     adapter = _adapter(base, app, config, schedule, model, progress, len(train), ranks)
     if accelerator.is_main_process:
         _write(adapter, base, model, output, golden_prompts)
@@ -139,21 +139,21 @@ def _check_inputs(base, config, schedule, train, start) -> None:
             raise UserError(f"adapter '{start.app}' to start from has other settings")
 
 
-def _check_parent_bias(config, start, parent_bias) -> None:
-    if parent_bias is not None and not config.markov_rank:
-        raise UserError("a parent bias needs settings with a markov_rank above 0")
-    if config.markov_shared and parent_bias is None and start is None:
-        raise UserError("markov_shared needs the base's parent bias (--parent-bias)")
+def _check_bigram_bias(config, start, bigram_bias) -> None:
+    if bigram_bias is not None and not config.bigram_rank:
+        raise UserError("a bigram bias needs settings with a bigram_rank above 0")
+    if config.bigram_shared and bigram_bias is None and start is None:
+        raise UserError("bigram_shared needs the base's bigram bias (--bigram-bias)")
 
 
-def _initial_model(base, config, schedule, start, device, parent_bias=None) -> StreamModel:
+def _initial_model(base, config, schedule, start, device, bigram_bias=None) -> StreamModel:
     model = build_stream_model(base, config, schedule.seed, schedule, device)
     if start is not None:
         _start_from(model, start, base)
-    if parent_bias is not None:
-        model.parts.from_numpy({**model.parts.to_numpy(), **parent_bias})
-    if config.markov_shared:
-        model.parts.markov.requires_grad_(False)
+    if bigram_bias is not None:
+        model.parts.from_numpy({**model.parts.to_numpy(), **bigram_bias})
+    if config.bigram_shared:
+        model.parts.bigram.requires_grad_(False)
     if schedule.pruning == "after":
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith("parts.pruning."))
@@ -171,11 +171,11 @@ def _start_from(model: StreamModel, start: Adapter, base: BaseFolder) -> None:
         model.base.load_state_dict(lora, strict=False)
 
 
-def _whole_model(accelerator, model, base, config, schedule, start, parent_bias) -> StreamModel:
+def _whole_model(accelerator, model, base, config, schedule, start, bigram_bias) -> StreamModel:
     """The trained model of this process; one that FSDP has cut up is put together again."""
     if accelerator.distributed_type != DistributedType.FSDP:
         return model
-    whole = _initial_model(base, config, schedule, start, accelerator.device, parent_bias)
+    whole = _initial_model(base, config, schedule, start, accelerator.device, bigram_bias)
     copy_trainable(model, whole)
     return whole
 
@@ -214,12 +214,12 @@ def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path,
             (folder / GOLDEN_PROMPTS).write_text(golden, encoding="utf-8")
 
 
-def _settings(base, config, schedule, train, valid, start, parent_bias) -> dict:
+def _settings(base, config, schedule, train, valid, start, bigram_bias) -> dict:
     """All that a resumed run must have in common with the one it goes on with."""
     data, parts = hashlib.sha256(), hashlib.sha256()
     for document in [*train, *valid]:
         data.update(document.ids.tobytes() + repr(document.generated).encode())
-    initial = (start.tensors if start is not None else {}) | (parent_bias or {})
+    initial = (start.tensors if start is not None else {}) | (bigram_bias or {})
     for name in sorted(initial):
         parts.update(initial[name].tobytes())
     kept = {n: v for n, v in asdict(schedule).items() if n != "checkpoint_minutes"}

@@ -49,7 +49,7 @@ def build_parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_base(commands)
     _add_distill(commands)
-    _add_parent_bias(commands)
+    _add_bigram_bias(commands)
     _add_adapter(commands)
     _add_lora(commands)
     _add_evaluate(commands)
@@ -109,7 +109,7 @@ def _add_distill(commands) -> None:
     distill.add_argument(
         "--longest-prompt", type=positive, help="leave out longer prompts (default: what fits the context)"
     )
-    distill.add_argument("--temperature", type=float, default=0.0, help="0: greedy (the default)")
+    distill.add_argument("--temp", type=float, default=0.0, help="0: greedy (the default)")
     distill.add_argument("--top-p", type=float, default=1.0, help="nucleus of sampling")
     distill.add_argument("--samples", type=positive, default=1, help="sampled texts per prompt")
     distill.add_argument("--batch-size", type=positive, default=64)
@@ -124,7 +124,7 @@ def _add_adapter(commands) -> None:
     adapter.add_argument(
         "--settings",
         default="paper",
-        help="paper, plus (parent bias and stream LoRA), shared, or a JSON object of settings",
+        help="paper, plus (bigram bias and stream LoRA), shared, or a JSON object of settings",
     )
     adapter.add_argument(
         "--set",
@@ -144,10 +144,10 @@ def _add_adapter(commands) -> None:
     adapter.add_argument("--golden-prompts", type=Path, help="prompts file to put into the folder")
     adapter.add_argument("--start", type=Path, metavar="ADAPTER", help="go on from a trained adapter")
     adapter.add_argument(
-        "--parent-bias",
+        "--bigram-bias",
         type=Path,
         metavar="FILE",
-        help="parent bias to start from (ss-train parent-bias); frozen when markov_shared is set",
+        help="bigram bias to start from (ss-train bigram-bias); frozen when bigram_shared is set",
     )
     adapter.add_argument("--seed", type=int, default=0)
     adapter.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
@@ -199,12 +199,12 @@ def _add_execution(group) -> None:
     group.add_argument("--checkpoint-minutes", type=float, default=5.0, help="time between checkpoints")
 
 
-def _add_parent_bias(commands) -> None:
+def _add_bigram_bias(commands) -> None:
     bias = commands.add_parser(
-        "parent-bias",
-        help="train a parent bias once for a base, on the texts of its applications",
-        example="ss-train parent-bias sqlctx=own_sql.jsonl e2e_nlg=own_e2e.jsonl "
-        "--base models/base/mine --output models/base/mine.parent_bias.safetensors",
+        "bigram-bias",
+        help="train a bigram bias once for a base, on the texts of its applications",
+        example="ss-train bigram-bias sqlctx=own_sql.jsonl e2e_nlg=own_e2e.jsonl "
+        "--base models/base/mine --output models/base/mine.bigram_bias.safetensors",
     )
     bias.add_argument("data", nargs="+", metavar="APP=FILE", help="JSON lines of each application")
     bias.add_argument("--base", type=Path, required=True, help=BASE_HELP)
@@ -215,7 +215,7 @@ def _add_parent_bias(commands) -> None:
     bias.add_argument("--seed", type=int, default=0)
     add_device(bias)
     bias.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
-    bias.set_defaults(run=run_parent_bias)
+    bias.set_defaults(run=run_bigram_bias)
 
 
 def _add_lora(commands) -> None:
@@ -270,7 +270,7 @@ def _add_evaluate(commands) -> None:
     evaluate.add_argument("--nodes", type=positive, default=32)
     evaluate.add_argument("--keep", type=positive, help="prune to this many nodes by early exit")
     evaluate.add_argument("--shape", choices=("best-first", "chain", "k-ary"), default="best-first")
-    evaluate.add_argument("--top-k", type=positive, default=3)
+    evaluate.add_argument("--tree-top-k", type=positive, default=3)
     evaluate.add_argument("--prune-over", choices=("draft", "vocabulary"), default="draft")
     evaluate.add_argument("--max-tokens", type=positive)
     evaluate.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
@@ -346,11 +346,11 @@ def run_distill(arguments: argparse.Namespace) -> int:
     from ss_device.training.progress import training_progress
     from ss_device.training.rows import source_identity
 
-    if arguments.samples > 1 and arguments.temperature == 0:
-        raise UserError("--samples needs --temperature above 0: greedy texts are all the same")
+    if arguments.samples > 1 and arguments.temp == 0:
+        raise UserError("--samples needs --temp above 0: greedy texts are all the same")
     where, (app, base) = chosen_device(arguments.device), _application_and_base(arguments)
     settings = Continuation(
-        arguments.max_tokens, arguments.temperature, arguments.top_p, arguments.seed, app.stop_strings
+        arguments.max_tokens, arguments.temp, arguments.top_p, arguments.seed, app.stop_strings
     )
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
     tokenizer, ends = read_tokenizer(base.path), base.architecture.eos_ids
@@ -376,13 +376,13 @@ def run_distill(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_parent_bias(arguments: argparse.Namespace) -> int:
+def run_bigram_bias(arguments: argparse.Namespace) -> int:
     from ss_device.application import load_application
     from ss_device.base_model import open_base
     from ss_device.outputs import check_new_file
     from ss_device.tokenizer_file import read_tokenizer
+    from ss_device.training.bigram_bias import save_bigram_bias, train_bigram_bias
     from ss_device.training.examples import encode_examples, load_prompts
-    from ss_device.training.parent_bias import save_parent_bias, train_parent_bias
     from ss_device.training.progress import training_progress
 
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
@@ -399,8 +399,8 @@ def run_parent_bias(arguments: argparse.Namespace) -> int:
         documents += encode_examples(
             app, pairs, tokenizer, shape.bos_id, shape.end_id, shape.max_positions, shape.vocab_size
         )
-    with training_progress("parent bias", arguments.json) as report:
-        tensors = train_parent_bias(
+    with training_progress("bigram bias", arguments.json) as report:
+        tensors = train_bigram_bias(
             documents,
             shape.vocab_size,
             arguments.rank,
@@ -409,7 +409,7 @@ def run_parent_bias(arguments: argparse.Namespace) -> int:
             report=report,
             device=arguments.device,
         )
-    save_parent_bias(tensors, base.identity, arguments.output)
+    save_bigram_bias(tensors, base.identity, arguments.output)
     return 0
 
 
@@ -474,8 +474,8 @@ def run_adapter(arguments: argparse.Namespace) -> int:
     from ss_device.tokenizer_file import read_tokenizer
     from ss_device.training.adapt import train_adapter
     from ss_device.training.base_loading import check_quantization
+    from ss_device.training.bigram_bias import load_bigram_bias
     from ss_device.training.examples import encode_examples, load_prompts
-    from ss_device.training.parent_bias import load_parent_bias
     from ss_device.training.progress import training_progress
     from ss_device.training.run_folder import writing
 
@@ -487,8 +487,8 @@ def run_adapter(arguments: argparse.Namespace) -> int:
     start = load_adapter(arguments.start) if arguments.start else None
     golden = arguments.golden_prompts.read_text(encoding="utf-8") if arguments.golden_prompts else ""
     bias = None
-    if arguments.parent_bias:
-        bias, _ = load_parent_bias(arguments.parent_bias, base, config.markov_rank)
+    if arguments.bigram_bias:
+        bias, _ = load_bigram_bias(arguments.bigram_bias, base, config.bigram_rank)
     pairs = load_prompts(app, arguments.data, arguments.limit, arguments.seed)
     documents = encode_examples(
         app,
@@ -537,7 +537,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         num_nodes=arguments.nodes,
         num_kept=arguments.keep,
         shape=arguments.shape,
-        top_k=arguments.top_k,
+        tree_top_k=arguments.tree_top_k,
         prune_over=arguments.prune_over,
         max_tokens=arguments.max_tokens,
         app_name=arguments.app,

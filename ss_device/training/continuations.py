@@ -51,7 +51,7 @@ def continuations(
     """Continuations (end token included) of token id lists; a stop string's last token is the end.
 
     samples: which sample of its prompt each row is (0 by default); same prompt, sample and settings
-    give the same text in any batch, up to near ties of the batch's arithmetic.
+    give the same text in any batch, up to near ties of its sums.
     """
     device, width = next(model.parameters()).device, max(len(p) for p in prompts)
     # Padding is masked, and is looked up in the embedding all the same.

@@ -217,7 +217,7 @@ def _backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
     if not torch.isfinite(loss):
         raise UserError(
             "the loss is not finite; lower the learning rate (at the first steps: check the weights of "
-            "base, adapter and parent bias)"
+            "base, adapter and bigram bias)"
         )
     accelerator.backward(loss)
 

@@ -132,9 +132,9 @@ def recomputed(function: Callable) -> Callable:
 def stream_logits_of(model: StreamModel, rows: Rows, parents: torch.Tensor | None) -> torch.Tensor:
     """Logits [B, P, γ, V] of the streams, with the bias of their true parents [B, P, γ] when given."""
     logits = model.logits(rows.streams)
-    if parents is None or not model.config.markov_rank:
+    if parents is None or not model.config.bigram_rank:
         return logits
-    return logits + model.parts.markov(parents)
+    return logits + model.parts.bigram(parents)
 
 
 def at_rows(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

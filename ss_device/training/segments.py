@@ -102,12 +102,12 @@ def segment_outputs(
     without its predecessors'; in shared mode the values are right, but no gradient passes through
     `caches`. A segment that carries no streams gives `Outputs` of None.
     """
-    rows, first_msa = _main_rows(model, segment), model.first_msa_layer
+    rows, first_msa_layer = _main_rows(model, segment), model.first_msa_layer
     layer = recomputed(model.layer) if checkpointing else model.layer
     extended: Caches = []
     early_logits = None
     for index in range(model.architecture.num_layers):
-        if index == first_msa and segment.carries:
+        if index == first_msa_layer and segment.carries:
             if early:
                 early_logits = model.early_logits(at_rows(rows.main.detach(), segment.batch.rows))
             rows = model.start_streams(rows, segment.batch.rows)

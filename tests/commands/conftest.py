@@ -23,7 +23,7 @@ CONFIG = SpeculativeConfig(
     stream_mlp="base",
     stream_lora_rank=2,
     stream_lora_alpha=4.0,
-    markov_rank=4,
+    bigram_rank=4,
 )
 PROMPTS = ("SELECT a", "the prompt, again and again")
 SIZES = ("--nodes", "12", "--context", "96", "--chunk", "16")

@@ -83,7 +83,7 @@ def run(*arguments) -> None:
 def test_distill_adapter_evaluate_of_a_new_application(folder, tmp_path, capsys, app, data, test):
     data, test = data or folder / "talk.jsonl", test or folder / "talk.jsonl"
     base = ("--base", folder / "base")
-    sampled = ("--temperature", "0.7", "--samples", "2", "--max-tokens", "6")
+    sampled = ("--temp", "0.7", "--samples", "2", "--max-tokens", "6")
     run("distill", app, *base, "--data", data, "--output", tmp_path / "own.jsonl", *sampled)
     rows = [json.loads(line) for line in (tmp_path / "own.jsonl").open()]
     # 12 countries twice; the conversations have two different histories before an assistant turn.

@@ -12,8 +12,8 @@ from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
 from ss_device.config import SpeculativeConfig
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
 from tests.commands.conftest import SIZES, rewrite_manifest
 from tests.tiny_models import random_adapter
 

@@ -9,15 +9,15 @@ import coremltools as ct
 import pytest
 
 from ss_convert.command import main as ss_convert
-from ss_convert.coreml.executor import load_package
 from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_runtime.coreml_model import COMPUTE_UNITS, open_coreml_model, open_executor_model
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.validate_command import main as ss_validate
+from ss_executor import load_package
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
+from ss_runtime.coreml.step_model import COMPUTE_UNITS, open_coreml_model, open_executor_model
 from tests.commands.conftest import PROMPTS, SIZES, save_with_lora
 from tests.tiny_models import random_adapter
 

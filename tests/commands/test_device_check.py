@@ -20,7 +20,7 @@ def words(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("check")
     # NF4 has blocks of 64 values.
     base = make_tiny_base(folder / "tiny-base", hidden_size=64, intermediate_size=128, head_dim=16)
-    config = SpeculativeConfig(num_streams=2, num_msa_layers=2, markov_rank=4)
+    config = SpeculativeConfig(num_streams=2, num_msa_layers=2, bigram_rank=4)
     adapter = replace(random_adapter(base, config, app="sqlctx"), prompt_template="{context} {question}")
     save_adapter(adapter, base.architecture, folder / "adapter")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from scripts import demo
 from ss_convert.command import main as ss_convert
 from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
 from ss_device.config import SpeculativeConfig
 from ss_device.trace import load_traces
-from ss_runtime import demo
-from ss_runtime.generate_command import main as ss_generate
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
 from ss_runtime.tokenization import load_tokenizer
-from ss_runtime.validate_command import main as ss_validate
 from tests.commands.conftest import PROMPTS, SIZES, rewrite_manifest, save_with_lora
 from tests.tiny_models import random_adapter
 
@@ -78,7 +78,10 @@ def test_back_ends_generate_the_reference_tokens(capsys, bundle, expected, backe
     assert plain["steps"] == plain["generated_tokens"] - 1
 
 
-@pytest.mark.parametrize("shape", [("chain",), ("k-ary", "--top-k", "2"), ("best-first", "--nodes", "5")])
+SHAPES = (("chain",), ("k-ary", "--tree-top-k", "2"), ("best-first", "--nodes", "5"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_tree_shapes_do_not_change_the_text(capsys, bundle, expected, shape):
     [result] = generate(capsys, bundle, "--prompt", PROMPTS[0], "--backend", "mlx", "--shape", *shape)
     assert tuple(result["token_ids"]) == expected
@@ -116,7 +119,7 @@ def test_show_steps_draws_one_line_per_call(capsys, bundle):
 def test_validate_passes_on_every_back_end(capsys, bundle):
     status, report = validate(capsys, bundle)
     assert status == 0 and report["passed"] and not report["left_out"]
-    done = [(r["backend"], r["arithmetic"]) for r in report["results"]]
+    done = [(r["backend"], r["dtype"]) for r in report["results"]]
     assert done == [("mlx", "float32"), ("executor", "float32"), ("executor", "float16")]
     for result in report["results"]:
         assert result["prompts"] == 2

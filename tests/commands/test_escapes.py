@@ -10,8 +10,8 @@ import pytest
 
 from ss_convert.command import main as ss_convert
 from ss_device.training.command import main as ss_train
-from ss_runtime.bench_command import main as ss_bench
-from ss_runtime.generate_command import main as ss_generate
+from ss_runtime.commands.bench import main as ss_bench
+from ss_runtime.commands.generate import main as ss_generate
 from tests.commands.conftest import SIZES
 from tests.tiny_models import TINY_RECIPE
 
@@ -70,7 +70,7 @@ def test_a_base_is_named_not_located(own_models, tmp_path, capsys, name):
     assert "base" in capsys.readouterr().err
 
 
-PATHS = ("tensor_file", "parent_bias_file", "golden")
+PATHS = ("tensor_file", "bigram_bias_file", "golden")
 
 
 @pytest.mark.parametrize("path", ["../victim/model.safetensors", "/etc/passwd", "mlx/../../victim/model"])
@@ -142,9 +142,9 @@ def test_a_pipe_in_a_models_folder_is_not_waited_for(own_models, tmp_path, capsy
 
 
 def test_a_bundles_form_that_contradicts_itself_is_named(bundle, own_models, capsys):
-    edit(bundle / "manifest.json", lambda raw: raw["made"]["form"].update(lora_rank=8))
+    edit(bundle / "manifest.json", lambda raw: raw["made"]["package"].update(lora_rank=8))
     assert convert(own_models, "--adapter", "tiny", "--into", bundle) == 2
-    assert f"{bundle}: form: lora 'baked' and lora_rank 8" in capsys.readouterr().err
+    assert f"{bundle}: package: lora 'baked' and lora_rank 8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["base", "adapter", "lora"])

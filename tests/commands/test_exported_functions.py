@@ -8,8 +8,8 @@ import pytest
 
 from ss_convert.command import main as ss_convert
 from ss_device.bundle import open_bundle
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
 from tests.commands.conftest import PROMPTS, SIZES
 
 
@@ -40,7 +40,7 @@ def test_manifest_tokens_and_golden_traces(capsys, exported):
     assert answer(capsys, exported, "mlxfn") == answer(capsys, exported, "mlx")
     assert ss_validate([str(exported), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [(r["backend"], r["arithmetic"], r["passed"]) for r in report["results"]] == [
+    assert [(r["backend"], r["dtype"], r["passed"]) for r in report["results"]] == [
         ("mlx", "float32", True),
         ("mlxfn", "float32", True),
     ]
@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_refused(refuses, exported, bundle):
     refuses(ss_generate, "--bundle", bundle, *ask, says=("no exported functions", "--target mlxfn"))
     says = ("exported in float32, not in float16",)
     refuses(ss_generate, "--bundle", exported, *ask, "--dtype", "float16", says=says)
-    refuses(ss_generate, "--bundle", exported, *ask, "--temperature", "1", says=("greedily",))
+    refuses(ss_generate, "--bundle", exported, *ask, "--temp", "1", says=("greedily",))
 
 
 def test_a_wrong_export_is_caught(refuses, models, tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_a_wrong_export_is_caught(refuses, models, tmp_path, monkeypatch):
         size = ancestors.shape[0] * (1 + streams)
         return mx.eye(size, dtype=mx.bool_)
 
-    monkeypatch.setattr("ss_runtime.exported_functions.stream_mask", wrong)
+    monkeypatch.setattr("ss_runtime.mlx.exported_functions.stream_mask", wrong)
     options = ("--target", "mlxfn", "--mlxfn-dtype", "float32", "--no-golden", *SIZES)
     arguments = ("--adapter", "tiny", "--models", models, "--output", tmp_path / "out", *options)
     refuses(ss_convert, *arguments, says=("exported functions", "other stream logits"))

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from ss_convert.command import main as ss_convert
-from ss_convert.coreml.executor import load_package
 from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
 from ss_device.config import SpeculativeConfig
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.validate_command import main as ss_validate
+from ss_executor import load_package
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
 from tests.commands.conftest import PROMPTS, SIZES, save_with_lora
 from tests.tiny_models import random_adapter
 
@@ -23,7 +23,7 @@ SHARED = SpeculativeConfig(
 )  # fmt: skip
 CONFIGS = {
     "a": SHARED,
-    "b": replace(SHARED, lora_rank=3, lora_alpha=12.0, markov_rank=2),
+    "b": replace(SHARED, lora_rank=3, lora_alpha=12.0, bigram_rank=2),
     "c": replace(SHARED, lora_rank=1, lora_alpha=1.0),
     "wide": replace(SHARED, lora_rank=40),
     "longer": replace(SHARED, num_streams=3),

@@ -8,13 +8,13 @@ import pytest
 
 from ss_convert.command import _parser
 from ss_convert.command import main as ss_convert
-from ss_convert.coreml.executor import load_package
-from ss_convert.form import Form
+from ss_convert.package_settings import PackageSettings
 from ss_convert.planning import Request, plan_conversion
 from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base
 from ss_device.config import SpeculativeConfig
-from ss_runtime.generate_command import main as ss_generate
+from ss_executor import load_package
+from ss_runtime.commands.generate import main as ss_generate
 from tests.tiny_models import random_adapter
 
 MLX = ("--target", "mlx")
@@ -58,8 +58,10 @@ def test_what_would_change_nothing_is_refused(refuses, pruning_models, tmp_path,
 
 
 def kept(models, adapter, **request) -> int:
-    form = Form(num_nodes=request.pop("num_nodes", None))
-    plan = plan_conversion(Request(adapters=(adapter,), models=models, form=form, golden=False, **request))
+    package = PackageSettings(num_nodes=request.pop("num_nodes", None))
+    plan = plan_conversion(
+        Request(adapters=(adapter,), models=models, package=package, golden=False, **request)
+    )
     return plan.adapters[0].options.num_kept
 
 
@@ -106,7 +108,7 @@ def preset(models, tmp_path_factory):
 
 def test_a_package_with_sampling_draws_the_same_text_with_drafts_and_without(preset, capsys):
     command = ["--bundle", str(preset), "--backend", "executor", "--dtype", "float32", "--json"]
-    command += ["--prompt", "SELECT a", "--max-tokens", "12", "--temperature", "1.3"]
+    command += ["--prompt", "SELECT a", "--max-tokens", "12", "--temp", "1.3"]
     texts = {}
     for seed in ("3", "4"):
         for more in ((), ("--plain",)):
@@ -120,7 +122,7 @@ def test_a_package_with_sampling_draws_the_same_text_with_drafts_and_without(pre
 def test_the_preset_stands_in_manifest_and_package(preset):
     output = preset
     manifest = json.loads((output / "manifest.json").read_text())
-    for said in (manifest["made"]["form"], manifest["adapters"]["tiny"]["coreml"]["graph"]):
+    for said in (manifest["made"]["package"], manifest["adapters"]["tiny"]["coreml"]["graph"]):
         assert (said["preset"], said["commit"], said["attention"]) == ("gpu", "one-hot", "fused")
     metadata = load_package(output / "coreml/tiny-base.mlpackage").metadata
     assert (metadata["preset"], metadata["attention"], metadata["lora"]) == ("gpu", "fused", "baked")

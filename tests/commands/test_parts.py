@@ -12,8 +12,8 @@ from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
 from ss_device.config import SpeculativeConfig
 from ss_device.trace import load_traces
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
 from tests.commands.conftest import PROMPTS, SIZES
 from tests.tiny_models import random_adapter
 
@@ -26,9 +26,9 @@ def divided(models, tmp_path_factory):
     """Two parts, int8, pruned; a second adapter with another first MSA layer added to both packages."""
     folder = tmp_path_factory.mktemp("divided")
     output = folder / "bundle"
-    form = (*SIZES, "--parts", "2", "--weights", "int8", "--keep", "6")
+    more = (*SIZES, "--parts", "2", "--weights", "int8", "--keep", "6")
     source = ("--models", str(models))
-    assert ss_convert(["--adapter", "tiny", *source, "--output", str(output), *form]) == 0
+    assert ss_convert(["--adapter", "tiny", *source, "--output", str(output), *more]) == 0
     base = open_base(models / "base" / "tiny-base")
     save_adapter(random_adapter(base, OTHER, seed=5, app="other"), base.architecture, folder / "other")
     (folder / "other" / "golden_prompts.jsonl").write_text(json.dumps({"prompt": PROMPTS[0]}) + "\n")
@@ -38,7 +38,7 @@ def divided(models, tmp_path_factory):
 
 def test_the_manifest_says_how_parts_chain(divided):
     bundle = open_bundle(divided, verify=True)
-    assert bundle.manifest.made.form["parts"] == 2
+    assert bundle.manifest.made.package["parts"] == 2
     sizes = bundle.manifest.made.package_bytes
     assert len(sizes["parts"]) == 2 and sum(sizes["parts"]) == sizes["weight_bytes"]
     for entry in bundle.manifest.adapters.values():

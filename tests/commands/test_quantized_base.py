@@ -17,10 +17,10 @@ from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base
 from ss_device.bundle import open_bundle
 from ss_device.checkpoint_weights import stored_tensors
-from ss_runtime.adapter_bank import AdapterBank
-from ss_runtime.generate_command import main as ss_generate
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
+from ss_runtime.mlx.adapter_bank import AdapterBank
 from ss_runtime.tokenization import load_tokenizer
-from ss_runtime.validate_command import main as ss_validate
 from tests.commands.conftest import CONFIG, PROMPTS, SIZES
 from tests.tiny_models import make_tiny_base, random_adapter, write_byte_tokenizer
 

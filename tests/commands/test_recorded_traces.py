@@ -16,13 +16,13 @@ from ss_device.adapter import save_adapter
 from ss_device.bundle import open_bundle
 from ss_device.config import SpeculativeConfig
 from ss_device.trace import load_traces, trace_record
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
 from tests.commands.conftest import rewrite_manifest
 from tests.stand_in_device import StandInDevice
 from tests.tiny_models import make_tiny_base, random_adapter
 
-CONFIG = SpeculativeConfig(num_streams=3, num_msa_layers=2, markov_rank=4)
+CONFIG = SpeculativeConfig(num_streams=3, num_msa_layers=2, bigram_rank=4)
 
 
 @pytest.fixture(scope="module")

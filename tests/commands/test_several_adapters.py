@@ -12,17 +12,17 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ss_convert.command import main as ss_convert
-from ss_convert.coreml.executor import load_package
 from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base
-from ss_device.bundle import PARENT_BIAS, open_bundle
+from ss_device.bundle import BIGRAM_BIAS, open_bundle
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.trace import load_traces
-from ss_runtime.adapter_bank import AdapterBank
+from ss_executor import load_package
 from ss_runtime.backends import adapter_in_memory
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
+from ss_runtime.mlx.adapter_bank import AdapterBank
 from tests.commands.conftest import PROMPTS, SIZES, save_with_lora
 from tests.tiny_models import random_adapter
 
@@ -71,12 +71,12 @@ def weight_bytes(bundle: Path) -> int:
     return (bundle / "coreml/tiny-base.mlpackage/Data/com.apple.CoreML/weights/weight.bin").stat().st_size
 
 
-def test_a_shared_parent_bias_is_stored_and_held_once(models, tmp_path):
+def test_a_shared_bigram_bias_is_stored_and_held_once(models, tmp_path):
     """Adapters that say so keep their equal factors in one file; another bias gets a file of its own."""
     base = open_base(models / "base" / "tiny-base")
-    config = replace(PAPER, markov_rank=3, markov_shared=True)
+    config = replace(PAPER, bigram_rank=3, bigram_shared=True)
     adapters = {app: random_adapter(base, config, seed=n, app=app) for n, app in enumerate("abc")}
-    for name in PARENT_BIAS:
+    for name in BIGRAM_BIAS:
         adapters["b"].tensors[name] = adapters["a"].tensors[name]
     for app, adapter in adapters.items():
         save_adapter(adapter, base.architecture, tmp_path / app)
@@ -85,38 +85,38 @@ def test_a_shared_parent_bias_is_stored_and_held_once(models, tmp_path):
     for app in "bcc":
         assert convert(models, "--adapter", tmp_path / app, "--into", output, "--no-golden") == 0
     bundle = open_bundle(output, verify=True)
-    files = {app: entry.parent_bias_file for app, entry in bundle.manifest.adapters.items()}
+    files = {app: entry.bigram_bias_file for app, entry in bundle.manifest.adapters.items()}
     assert files["a"] == files["b"] != files["c"]
-    stored = {name for name in bundle.manifest.files if name.startswith("mlx/parent_bias/")}
+    stored = {name for name in bundle.manifest.files if name.startswith("mlx/bigram_bias/")}
     assert stored == set(files.values())
     bank = AdapterBank(bundle, "float32")
-    biases = {app: bank.activate(app).parent_bias for app in "abc"}
+    biases = {app: bank.activate(app).bigram_bias for app in "abc"}
     assert biases["a"] is biases["b"] and biases["c"] is not biases["a"]
     for app, adapter in adapters.items():
-        assert not set(PARENT_BIAS) & set(load_file(output / bundle.adapter(app).tensor_file))
-        np.testing.assert_array_equal(biases[app].u, adapter.tensors["markov.u"])
-        np.testing.assert_array_equal(biases[app].v, adapter.tensors["markov.v"])
+        assert not set(BIGRAM_BIAS) & set(load_file(output / bundle.adapter(app).tensor_file))
+        np.testing.assert_array_equal(biases[app].u, adapter.tensors["bigram.u"])
+        np.testing.assert_array_equal(biases[app].v, adapter.tensors["bigram.v"])
         again = adapter_in_memory(bundle, bundle.adapter(app))
         assert again.tensors.keys() == adapter.tensors.keys()
     # The last adapter with its bias replaced: nobody has the old file any more.
-    for name in PARENT_BIAS:
+    for name in BIGRAM_BIAS:
         adapters["c"].tensors[name] = adapters["a"].tensors[name]
     save_adapter(adapters["c"], base.architecture, tmp_path / "d")
     assert convert(models, "--adapter", tmp_path / "d", "--into", output, "--no-golden") == 0
-    assert len(list((output / "mlx/parent_bias").iterdir())) == 1
+    assert len(list((output / "mlx/bigram_bias").iterdir())) == 1
 
 
-def test_a_damaged_shared_parent_bias_is_named(models, tmp_path):
+def test_a_damaged_shared_bigram_bias_is_named(models, tmp_path):
     base = open_base(models / "base" / "tiny-base")
-    config = replace(PAPER, markov_rank=3, markov_shared=True)
+    config = replace(PAPER, bigram_rank=3, bigram_shared=True)
     save_adapter(random_adapter(base, config, app="a"), base.architecture, tmp_path / "a")
     options = (*SIZES, "--no-golden", "--target", "mlx")
     assert convert(models, "--adapter", tmp_path / "a", "--output", tmp_path / "out", *options) == 0
     bundle = open_bundle(tmp_path / "out")
-    file = bundle.path / bundle.adapter().parent_bias_file
-    save_file({"markov.u": np.zeros((300, 3), np.float16)}, file)
-    with pytest.raises(UserError, match=r"parent_bias/.*'a' lacks 'markov.v' of shape \(300, 3\)"):
-        bundle.parent_bias(bundle.adapter())
+    file = bundle.path / bundle.adapter().bigram_bias_file
+    save_file({"bigram.u": np.zeros((300, 3), np.float16)}, file)
+    with pytest.raises(UserError, match=r"bigram_bias/.*'a' lacks 'bigram.v' of shape \(300, 3\)"):
+        bundle.bigram_bias(bundle.adapter())
 
 
 def generate(capsys, bundle, *arguments) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def test_one_package_holds_the_functions_of_all(three):
     assert package.metadata["apps"].split(" ")[:2] == ["tiny", "2nd-app"]
     for app in APPS:
         assert json.loads(package.metadata[f"adapter.{app}"])["num_nodes"] == 12
-    assert bundle.manifest.made.form["weights"] == package.metadata["weights"] == "int8"
+    assert bundle.manifest.made.package["weights"] == package.metadata["weights"] == "int8"
     sizes = bundle.manifest.made.package_bytes
     assert (
         tuple(sizes["own"]) == APPS

@@ -15,7 +15,7 @@ from tests.tiny_models import TINY_RECIPE, make_tiny_base
 
 SETTINGS = json.dumps(
     {"num_streams": 2, "num_msa_layers": 2, "stream_mlp": "base", "stream_lora_rank": 2,
-     "stream_lora_alpha": 4, "markov_rank": 4}
+     "stream_lora_alpha": 4, "bigram_rank": 4}
 )  # fmt: skip
 
 
@@ -35,35 +35,35 @@ def test_distill_adapter_evaluate(folder, capsys):
     assert main(["adapter", "sqlctx", "--base", base, "--data", own, "--settings", SETTINGS,
                  "--output", str(output), "--epochs", "1", "--tokens-per-batch", "256",
                  "--golden-prompts", str(folder / "rows.jsonl")]) == 0  # fmt: skip
-    assert load_adapter(output).config.markov_rank == 4
+    assert load_adapter(output).config.bigram_rank == 4
     assert (output / "golden_prompts.jsonl").is_file()
     capsys.readouterr()
     results = {}
     for shape, nodes in (("best-first", "6"), ("best-first", "1"), ("k-ary", "7")):
         assert main(["evaluate", str(output), "--base", base, "--data", str(folder / "rows.jsonl"),
                      "--limit", "4", "--max-tokens", "6", "--nodes", nodes, "--shape", shape,
-                     "--top-k", "2", "--json"]) == 0  # fmt: skip
+                     "--tree-top-k", "2", "--json"]) == 0  # fmt: skip
         results[shape, nodes] = json.loads(capsys.readouterr().out)
     plain = results["best-first", "1"]
     assert plain["tokens_per_call"] == 1.0 and plain["prompts"] == 4
     assert len({r["exact_match"] for r in results.values()}) == 1
     assert len({r["tokens"] for r in results.values()}) == 1
-    assert plain["parameters"]["parent_bias"] == 2 * 4 * 300
+    assert plain["parameters"]["bigram_bias"] == 2 * 4 * 300
 
 
-def test_shared_parent_bias_and_replay(folder, capsys):
+def test_shared_bigram_bias_and_replay(folder, capsys):
     base, rows = str(folder / "base"), str(folder / "rows.jsonl")
     own, bias, output = str(folder / "own_2.jsonl"), folder / "bias.safetensors", folder / "sharing"
     assert main(["distill", "sqlctx", "--base", base, "--data", rows,
                  "--output", own, "--limit", "20", "--max-tokens", "8"]) == 0  # fmt: skip
-    assert main(["parent-bias", f"sqlctx={own}", "--base", base, "--rank", "4", "--epochs", "3",
+    assert main(["bigram-bias", f"sqlctx={own}", "--base", base, "--rank", "4", "--epochs", "3",
                  "--output", str(bias)]) == 0  # fmt: skip
     assert main(["adapter", "sqlctx", "--base", base, "--data", own, "--settings", SETTINGS,
-                 "--set", "markov_shared=true", "--set", "num_streams=3", "--parent-bias", str(bias),
+                 "--set", "bigram_shared=true", "--set", "num_streams=3", "--bigram-bias", str(bias),
                  "--output", str(output), "--epochs", "1", "--tokens-per-batch", "256"]) == 0  # fmt: skip
     adapter = load_adapter(output)
     assert adapter.config.num_streams == 3
-    np.testing.assert_array_equal(adapter.tensors["markov.u"], load_file(bias)["markov.u"])
+    np.testing.assert_array_equal(adapter.tensors["bigram.u"], load_file(bias)["bigram.u"])
     capsys.readouterr()
     trees = ["best-first:6", "best-first+lookup:6", "chain:3:1", "best-first:1"]
     assert main(["replay", str(output), "--base", base, "--data", rows, "--limit", "4", "--json",
@@ -73,8 +73,8 @@ def test_shared_parent_bias_and_replay(folder, capsys):
     assert list(result["trees"]) == trees
     assert result["trees"]["best-first:1"]["tokens_per_call"] == 1.0
     assert len(result["trees"]["chain:3:1"]["acceptance_by_depth"]) <= 1
-    assert result["parameters"]["shared_parent_bias"] == 2 * 4 * 300
-    assert result["parameters"]["parent_bias"] == 0
+    assert result["parameters"]["shared_bigram_bias"] == 2 * 4 * 300
+    assert result["parameters"]["bigram_bias"] == 0
 
 
 def test_distill_leaves_out_long_prompts(folder):
@@ -149,9 +149,9 @@ def bad_inputs(folder):
     yield [*sql, "num_msa_layers"], "expected NAME=VALUE"
     yield [*sql, "num_msa_layers=many"], "'many' is no value"
     yield [*sql, 'num_streams="4"'], "Expected 'int', got 'str' - at 'num_streams'"
-    yield [*adapter, "sqlctx", "--data", data, "--set", "markov_shared=true"], "(--parent-bias)"
-    yield [*adapter, "sqlctx", "--data", data, "--parent-bias", out], "no such parent bias file"
-    yield ["parent-bias", data, "--base", base, "--output", out], "is not APP=FILE"
+    yield [*adapter, "sqlctx", "--data", data, "--set", "bigram_shared=true"], "(--bigram-bias)"
+    yield [*adapter, "sqlctx", "--data", data, "--bigram-bias", out], "no such bigram bias file"
+    yield ["bigram-bias", data, "--base", base, "--output", out], "is not APP=FILE"
     replay = ["replay", out, "--base", base, "--data", data, "--continuations", out, "--tree"]
     yield [*replay, "best-first"], "tree 'best-first' is not SHAPE:NODES"
     yield [*replay, "round:4"], "tree shape 'round'"
@@ -174,7 +174,7 @@ def test_resume_into_another_configuration(folder, capsys):
     before = (folder / "other" / "speculative.safetensors").read_bytes()
     for change, words in (
         (["--learning-rate", "0.5"], "learning_rate: 0.0005, now 0.5"),
-        (["--settings", '{"num_streams": 3, "num_msa_layers": 2}'], "markov_rank: 4, now 0"),
+        (["--settings", '{"num_streams": 3, "num_msa_layers": 2}'], "bigram_rank: 4, now 0"),
         (["--limit", "20"], "data: "),
     ):
         capsys.readouterr()

@@ -66,7 +66,7 @@ longest_test_prompt = 100
 suffix = ""
 settings = "plus"
 set = ["num_streams=2", "num_msa_layers=2", "stream_lora_rank=2", "stream_lora_alpha=4"]
-parent_bias = true
+bigram_bias = true
 epochs = 1
 learning_rate = 1e-3
 [[adapters]]

@@ -22,7 +22,7 @@ from tests.tiny_models import make_tiny_base
 
 SETTINGS = json.dumps(
     {"num_streams": 2, "num_msa_layers": 2, "stream_mlp": "base", "stream_lora_rank": 2,
-     "stream_lora_alpha": 4, "markov_rank": 4}
+     "stream_lora_alpha": 4, "bigram_rank": 4}
 )  # fmt: skip
 COMMAND = "import sys; from ss_device.training.command import main; sys.exit(main(sys.argv[1:]))"
 

@@ -13,8 +13,8 @@ from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base
 from ss_device.config import SpeculativeConfig
 from ss_device.trace import Trace, load_traces, save_traces
-from ss_runtime import validate_command
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands import validate
+from ss_runtime.commands.validate import main as ss_validate
 from tests.commands.conftest import rewrite_manifest
 from tests.tiny_models import make_tiny_base, random_adapter
 
@@ -83,7 +83,7 @@ def test_another_bos_or_tokenizer_than_the_traces(copied, refuses):
 def test_an_adapter_that_no_back_end_can_run(copied, refuses, monkeypatch):
     """One adapter that is compared does not make up for another that is not."""
     monkeypatch.setattr(
-        validate_command, "why_not", lambda b, _, a: "not today" if a.app == "two" or b != "mlx" else None
+        validate, "why_not", lambda b, _, a: "not today" if a.app == "two" or b != "mlx" else None
     )
     says = ("adapter 'two': nothing can be compared here", "mlx:float32: not today")
     refuses(ss_validate, copied, says=says)

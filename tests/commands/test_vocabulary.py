@@ -13,8 +13,8 @@ from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base
 from ss_device.config import SpeculativeConfig
 from ss_device.trace import load_traces
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.validate import main as ss_validate
 from tests.commands.conftest import rewrite_manifest
 from tests.tiny_models import VOCAB, make_tiny_base, random_adapter
 

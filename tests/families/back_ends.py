@@ -12,15 +12,15 @@ from coremltools.converters.mil import Builder as mb
 
 from ss_convert.coreml import convert
 from ss_convert.coreml.convert import CoreMLOptions
-from ss_convert.coreml.executor import load_package
 from ss_convert.coreml.weights import ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.families import canonical_parts
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import StreamModel, attach_adapter, load_base
-from ss_runtime.coreml_model import CoreMLStepModel
-from ss_runtime.mlx_model import MLXStepModel
+from ss_executor import load_package
+from ss_runtime.coreml.step_model import CoreMLStepModel
+from ss_runtime.mlx.step_model import MLXStepModel
 from tests.families.checks import CONFIGS, KEPT, NODES, Measured, Truth, measure
 from tests.families.tiny import CONTEXT, make_base
 from tests.tiny_models import random_adapter

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ss_device.config import SpeculativeConfig
-from ss_device.decoding import Drafter, Proposal, decode
+from ss_device.decoding import Drafter, decode
+from ss_device.step_model import Proposal
 from ss_device.tree import DraftTree, tree_from_parents
 from tests.families.tiny import VOCAB
 
@@ -145,7 +146,7 @@ def measure(back_end, truth: Truth, other=None, until_failure: bool = False) -> 
             found.streams = max(found.streams, relative(verified.stream_logits, theirs.stream_logits))
         if until_failure and not error <= TOLERANCE:
             return found
-        path = tree.path(verified.accepted)
+        path = tree.path(verified.accepted_node)
         for model in models:
             model.commit(path)
         at += len(path)
@@ -173,7 +174,7 @@ class _Guided:
 
     def step(self, tree):
         verified = self.model.step(tree)
-        self.emitted += int(tree.depths[verified.accepted]) + 1
+        self.emitted += int(tree.depths[verified.accepted_node]) + 1
         return replace(verified, stream_logits=self._logits(verified.stream_logits.shape))
 
     def commit(self, path):

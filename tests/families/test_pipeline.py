@@ -20,7 +20,7 @@ from ss_device.training.corpus import Document
 from ss_device.training.losses import forward, make_batch
 from ss_device.training.objective import StreamLoss
 from ss_device.training.schedule import AdapterSchedule
-from ss_runtime.validate_command import main as ss_validate
+from ss_runtime.commands.validate import main as ss_validate
 from tests.families.back_ends import make_subject
 from tests.families.checks import LOSSLESS, relative
 from tests.families.tiny import CASES, CONTEXT, make_base

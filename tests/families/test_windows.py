@@ -81,7 +81,7 @@ def test_a_commit_goes_across_the_edge(opened, name, back_end, length):
     model, truth, window = opened(name, back_end)
     model.prefill(truth.prompt)
     verified = model.step(true_chain(truth))
-    assert verified.accepted == NODES - 1
+    assert verified.accepted_node == NODES - 1
     model.commit(list(range(length)))
     assert len(truth.prompt) + length - window in (0, 1, NODES - 2)
     for shape in ("bushy", "chain"):

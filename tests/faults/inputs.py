@@ -11,8 +11,8 @@ from tests.faults.processes import run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 APP = str(REPOSITORY / "apps" / "sqlctx")
-CONFIG = SpeculativeConfig(num_streams=2, num_msa_layers=1, markov_rank=2)
-SETTINGS = json.dumps({"num_streams": 2, "num_msa_layers": 1, "stream_mlp": "base", "markov_rank": 2})
+CONFIG = SpeculativeConfig(num_streams=2, num_msa_layers=1, bigram_rank=2)
+SETTINGS = json.dumps({"num_streams": 2, "num_msa_layers": 1, "stream_mlp": "base", "bigram_rank": 2})
 SIZES = ("--nodes", "3", "--context", "48", "--chunk", "8")
 
 
@@ -77,7 +77,7 @@ def _bundle(folder: Path) -> int:
 
 def _traces(folder: Path) -> int:
     """`traces`: recorded with prompts that nothing else uses."""
-    from ss_runtime.validate_command import main
+    from ss_runtime.commands.validate import main
 
     (folder / "other.jsonl").write_text('{"prompt": "b"}\n{"prompt": "c"}\n')
     words = ("--record", str(folder / "traces"), "--prompts", str(folder / "other.jsonl"))

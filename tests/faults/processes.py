@@ -28,11 +28,12 @@ PRELOADED = (
     "tokenizers", "ss_convert.command", "ss_convert.coreml.convert", "ss_convert.coreml.package",
     "ss_convert.golden",
     "ss_device.training.command", "ss_device.training.adapt", "ss_device.training.finetune",
-    "ss_device.training.pretrain", "ss_device.training.distill", "ss_device.training.parent_bias",
-    "ss_device.evaluation.replay_report", "ss_runtime.generate_command", "ss_runtime.bench_command",
-    "ss_runtime.bench.tuner", "ss_runtime.bench.methods", "ss_runtime.backends", "ss_runtime.mlx_model",
-    "ss_runtime.cache_options", "ss_runtime.exported_functions", "ss_runtime.chat",
-    "ss_runtime.validate_command",    "scripts.train_models",
+    "ss_device.training.pretrain", "ss_device.training.distill", "ss_device.training.bigram_bias",
+    "ss_device.evaluation.replay_report", "ss_runtime.commands.generate", "ss_runtime.commands.bench",
+    "ss_runtime.bench.tuner", "ss_runtime.bench.methods", "ss_runtime.backends",
+    "ss_runtime.mlx.step_model",
+    "ss_runtime.commands.cache_options", "ss_runtime.mlx.exported_functions", "ss_runtime.commands.chat",
+    "ss_runtime.commands.validate",    "scripts.train_models",
 )  # fmt: skip
 
 

@@ -66,14 +66,14 @@ def _other(command: Command, *changes: tuple[str, str]) -> Command:
 def _races() -> tuple[Race, ...]:
     new, over, into = (COMMANDS[n] for n in ("convert-mlx", "convert-over-mlx", "into-mlx"))
     core, forced = COMMANDS["into"], over
-    bias, adapter, cache = (COMMANDS[name] for name in ("parent-bias", "adapter", "prompt-cache"))
+    bias, adapter, cache = (COMMANDS[name] for name in ("bigram-bias", "adapter", "prompt-cache"))
     tune = replace(COMMANDS["tune"], before=(("pair_bundle", "bundle"),))
     tunes = [replace(tune, arguments=(*TUNE, "--adapter", app)) for app in ("one", "two")]
     reader = replace(cache, before=(("mlx_bundle", "out"),), result="out")
     reader = replace(reader, arguments=("--bundle", "out", *GENERATE[2:-2], "--json"))
     traced = (("golden_bundle", "out"),)
     check = ("out", "--backend", "mlx", "--dtype", "float32")
-    validate = Command("validate", "ss_runtime.validate_command", check, "out", traced)
+    validate = Command("validate", "ss_runtime.commands.validate", check, "out", traced)
     base = replace(COMMANDS["base"], arguments=BASE)
     return (
         Race("new-same", (new, new)),
@@ -88,7 +88,7 @@ def _races() -> tuple[Race, ...]:
         Race("base", (base, base)),
         Race("distill", (COMMANDS["distill"], COMMANDS["distill"])),
         Race("replay", (COMMANDS["replay"], COMMANDS["replay"])),
-        Race("parent-bias", (bias, replace(bias, arguments=(*bias.arguments, "--seed", "1")))),
+        Race("bigram-bias", (bias, replace(bias, arguments=(*bias.arguments, "--seed", "1")))),
         Race("prompt-cache", (cache, _other(cache, ("SELECT a", "x")))),
         Race("tune-two", (tunes[0], tunes[1]), _tuned),
         Race("bench", (COMMANDS["bench"], COMMANDS["bench"]), _benched),

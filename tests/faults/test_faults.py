@@ -45,7 +45,7 @@ def test_killed_at_every_renaming_and_here_and_there():
 @here
 def test_refused_writes_and_races():
     found = campaign(
-        "refusals", "races", "--every", "9", "--command", "convert-mlx", "--command", "parent-bias",
+        "refusals", "races", "--every", "9", "--command", "convert-mlx", "--command", "bigram-bias",
         "--rounds", "3", "--race", "into-two", "--race", "tune-two",
     )  # fmt: skip
     assert sum(entry["states"] for entry in found["refusals"]) > 5

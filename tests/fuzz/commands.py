@@ -10,11 +10,11 @@ from tests.fuzz.inputs import ADAPTER_RUN, BASE_RUN, LORA_RUN, SIZES
 
 PROGRAMS = {
     "ss-convert": "ss_convert.command",
-    "ss-generate": "ss_runtime.generate_command",
-    "ss-validate": "ss_runtime.validate_command",
-    "ss-bench": "ss_runtime.bench_command",
+    "ss-generate": "ss_runtime.commands.generate",
+    "ss-validate": "ss_runtime.commands.validate",
+    "ss-bench": "ss_runtime.commands.bench",
     "ss-train": "ss_device.training.command",
-    "executor": "ss_convert.coreml.executor.cli",
+    "executor": "ss_executor.cli",
     "server": "tests.fuzz.served",
 }
 
@@ -242,8 +242,8 @@ COMMANDS = {
     "train adapter with bias": _train(
         *_elsewhere(ADAPTER_RUN),
         "--set",
-        "markov_rank=2",
-        "--parent-bias",
+        "bigram_rank=2",
+        "--bigram-bias",
         "cache/bias.safetensors",
         "--json",
         weight=0.6,
@@ -293,8 +293,8 @@ COMMANDS = {
         weight=0.6,
         writes=("data/own.jsonl",),
     ),
-    "train parent bias": _train(
-        "parent-bias",
+    "train bigram bias": _train(
+        "bigram-bias",
         "pair=data/own.jsonl",
         *BASE,
         "--output",

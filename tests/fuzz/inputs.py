@@ -178,7 +178,7 @@ def _make_models() -> None:
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
     lossless = SpeculativeConfig(
         num_streams=2, num_msa_layers=1, stream_mlp="base", stream_lora_rank=2, stream_lora_alpha=4.0,
-        markov_rank=2, pruning_rank=2, stream_adapter_rank=2,
+        bigram_rank=2, pruning_rank=2, stream_adapter_rank=2,
     )  # fmt: skip
     for app, of, seed in (("tiny", path, 1), ("second", path, 2), ("sharded", sharded, 3)):
         adapter = random_adapter(open_base(of), lossless, seed=seed, app=app)
@@ -238,8 +238,8 @@ def _run(main, *arguments: str) -> None:
 def _make_bundles() -> None:
     """`bundle` with everything, `out/earlier` with MLX alone, recorded traces, tuning, a prompt cache."""
     from ss_convert.command import main as ss_convert
-    from ss_runtime.generate_command import main as ss_generate
-    from ss_runtime.validate_command import main as ss_validate
+    from ss_runtime.commands.generate import main as ss_generate
+    from ss_runtime.commands.validate import main as ss_validate
 
     both = ("--adapter", "tiny", "--adapter", "shared", "--models", "models")
     _run(ss_convert, *both, "--output", "bundle", "--target", "all", *SIZES)
@@ -286,13 +286,13 @@ def _make_runs() -> None:
     _run(ss_train, *LORA_RUN)
     _run(ss_train, *BASE_RUN)
     _run(
-        ss_train, "parent-bias", "pair=data/own.jsonl", *base, "--output", "cache/bias.safetensors",
+        ss_train, "bigram-bias", "pair=data/own.jsonl", *base, "--output", "cache/bias.safetensors",
         "--rank", "2", "--epochs", "1",
     )  # fmt: skip
 
 
 def _make_results() -> None:
-    from ss_runtime.bench_command import main as ss_bench
+    from ss_runtime.commands.bench import main as ss_bench
 
     for name in ("before", "after"):
         _run(

@@ -54,7 +54,7 @@ BASE_READERS = (
     "train distill",
     "train evaluate",
     "train score",
-    "train parent bias",
+    "train bigram bias",
     "train adapter talk",
 )
 PACKAGE_READERS = (
@@ -159,7 +159,7 @@ KINDS = {
         2,
     ),
     "prompt cache": Kind("tensors", ("cache/text.safetensors",), ("generate cache",), 2),
-    "parent bias": Kind("tensors", ("cache/bias.safetensors",), ("train adapter with bias",)),
+    "bigram bias": Kind("tensors", ("cache/bias.safetensors",), ("train adapter with bias",)),
     "application": Kind(
         "toml",
         ("apps/pair/app.toml",),
@@ -169,7 +169,7 @@ KINDS = {
             "train distill",
             "train score",
             "train evaluate",
-            "train parent bias",
+            "train bigram bias",
         ),
         2,
     ),
@@ -194,7 +194,7 @@ KINDS = {
     "continuations": Kind(
         "jsonl",
         ("data/own.jsonl",),
-        ("train base", "train distill resumed", "train parent bias", "train replay"),
+        ("train base", "train distill resumed", "train bigram bias", "train replay"),
     ),
     "continuations settings": Kind(
         "json", ("data/own.jsonl.settings.json",), ("train distill resumed", "train replay")

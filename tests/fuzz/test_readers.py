@@ -50,7 +50,7 @@ def _bundle(verify: bool = False) -> Callable:
 
         opened = open_bundle(work / "bundle", verify=verify)
         for adapter in opened.manifest.adapters.values():
-            opened.parent_bias(adapter)
+            opened.bigram_bias(adapter)
 
     return read
 
@@ -111,7 +111,7 @@ def _tuning(work: Path) -> None:
 
 
 def _package(work: Path) -> None:
-    from ss_convert.coreml.executor import ExecutorError, load_package
+    from ss_executor import ExecutorError, load_package
 
     try:
         load_package(work / "bundle/coreml/tiny-base.mlpackage")

@@ -8,7 +8,7 @@ from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.tree import DraftTree, tree_from_parents
-from ss_runtime.mlx_model import MLXStepModel
+from ss_runtime.mlx.step_model import MLXStepModel
 
 PROMPT = [1, 40, 41, 42, 40, 41, 97, 5, 200, 41, 42]
 
@@ -24,7 +24,7 @@ CONFIGS = {
         stream_lora_rank=4,
         stream_lora_alpha=8.0,
         pruning_rank=4,
-        markov_rank=6,
+        bigram_rank=6,
     ),
     "bare": SpeculativeConfig(
         num_streams=2, num_msa_layers=1, stream_adapter_rank=0, pruning_rank=0, stream_mlp="adapter"

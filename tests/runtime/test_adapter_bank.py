@@ -13,9 +13,9 @@ import pytest
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
-from ss_runtime.adapter_bank import AdapterBank
-from ss_runtime.loading import load_model
-from ss_runtime.prompt_cache import cache_content
+from ss_runtime.mlx.adapter_bank import AdapterBank
+from ss_runtime.mlx.loading import load_model
+from ss_runtime.mlx.prompt_cache import cache_content
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import make_tiny_base, random_adapter
@@ -35,7 +35,7 @@ def bank(bundle):
 
 
 def answer(model, bias, prompt, count=10):
-    steps = decode(model, Drafter(6, parent_bias=bias), prompt, count)
+    steps = decode(model, Drafter(6, bigram_bias=bias), prompt, count)
     return [(tuple(s.tokens), s.num_drafted) for s in steps]
 
 
@@ -47,12 +47,12 @@ def test_interleaved_requests_equal_fresh_loads(bundle, bank):
     for name, adapter in bundle.manifest.adapters.items():
         model = load_model(bundle, adapter, "float32")
         for number, prompt in enumerate(prompts):
-            fresh[name, number] = answer(model, bundle.parent_bias(adapter), prompt)
+            fresh[name, number] = answer(model, bundle.bigram_bias(adapter), prompt)
     reused = 0
     for _ in range(24):
         name, number = rng.choice(list(CONFIG_OF)), int(rng.integers(len(prompts)))
         resident = bank.activate(name)
-        assert answer(resident.model, resident.parent_bias, prompts[number]) == fresh[name, number]
+        assert answer(resident.model, resident.bigram_bias, prompts[number]) == fresh[name, number]
         reused += resident.model.reused
     assert reused > 30
 
@@ -73,7 +73,7 @@ def test_lossless_adapters_share_a_cache_and_shared_ones_do_not(bank):
     assert len({id(text) for text in texts.values()}) == 3
     answer(bank.activate("one").model, None, PROMPT)
     two = bank.activate("two")
-    answer(two.model, two.parent_bias, PROMPT)
+    answer(two.model, two.bigram_bias, PROMPT)
     assert two.model.reused == len(PROMPT) - 1
 
 
@@ -136,7 +136,7 @@ def test_a_compiled_model_is_freed_at_once(mlx_base, rows):
 
 
 def test_the_base_alone(bundle, bank, hugging_face):
-    """Plain and with copies: Hugging Face's greedy text; it shares the lossless adapters' cache."""
+    """Plain and with prompt lookup: Hugging Face's greedy text; it shares the lossless adapters' cache."""
     import torch
 
     base = bank.activate(bank.base_name)
@@ -223,7 +223,7 @@ def test_bad_caches_are_refused(bundle, bank, tmp_path):
     answer(bank.activate("one").model, None, PROMPT)
     file = tmp_path / "cache.safetensors"
     text.save(file)
-    with pytest.raises(UserError, match="another base, arithmetic or adapter"):
+    with pytest.raises(UserError, match="another base, dtype or adapter"):
         bank.activate("v1").model.text.load(file, 100)
     contents = {cache_content(bundle, bundle.adapter("one"), "float32", q) for q in (None, "4", "8")}
     assert len(contents) == 3 and text.content in contents

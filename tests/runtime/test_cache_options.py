@@ -8,7 +8,7 @@ import json
 import mlx.core as mx
 import pytest
 
-from ss_runtime.generate_command import main
+from ss_runtime.commands.generate import main
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, SHARED
 
@@ -75,7 +75,7 @@ def test_bad_caches_and_options_are_one_line(bundle, capsys, tmp_path):
         talks.append((("--adapter", "one", "--prompt-cache", talk), "conversation"))
     cases = [
         *talks,
-        (("--adapter", "two", "--prompt-cache", str(file)), "another base, arithmetic or adapter"),
+        (("--adapter", "two", "--prompt-cache", str(file)), "another base, dtype or adapter"),
         (("--adapter", "one", "--dtype", "float16", "--prompt-cache", str(file)), "another base"),
         (("--adapter", "one", "--quantize", "8", "--prompt-cache", str(file)), "its rows of"),
         (("--adapter", "one", "--prompt-cache", str(damaged)), "not a readable safetensors"),
@@ -88,7 +88,7 @@ def test_bad_caches_and_options_are_one_line(bundle, capsys, tmp_path):
         (("--no-adapter", "--adapter", "one"), "leave --adapter"),
         (("--adapter", "one", "--prompt-cache", "/proc/cache"), "/proc/cache: cannot be written"),
         (("--adapter", "one", "--seed", "-5"), "seed -5"),
-        (("--adapter", "one", "--temperature", "nan"), "temperature nan"),
+        (("--adapter", "one", "--temp", "nan"), "temperature nan"),
         (("--adapter", "one", "--repetition-penalty", "inf"), "repetition penalty inf"),
         (("--adapter", "one", "--stop-it"), "--stop-it"),
         (("--no-adapter", "--nodes", "4"), "without --lookup"),
@@ -129,7 +129,7 @@ def test_drafts_that_were_not_chosen_for_this_cpu_are_named(bundle, capsys, monk
         (True, ("--nodes", "4"), False),
         (False, (), False),
     ):
-        monkeypatch.setattr("ss_runtime.generate_command.drafts_need_tuning", lambda: on_a_cpu)  # noqa: B023
+        monkeypatch.setattr("ss_runtime.commands.generate.drafts_need_tuning", lambda: on_a_cpu)  # noqa: B023
         shown = run(bundle, capsys, "--adapter", "one", "--prompt", "Hello", "--dtype", "float32", *options)
         assert ("one: not tuned for this device" in shown.err) == hint
         assert "tuned" not in shown.out

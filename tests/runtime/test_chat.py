@@ -10,7 +10,7 @@ import pytest
 
 from ss_device.errors import UserError
 from ss_runtime.chat_prompt import ChatPrompt
-from ss_runtime.generate_command import main
+from ss_runtime.commands.generate import main
 from ss_runtime.tokenization import load_tokenizer
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS

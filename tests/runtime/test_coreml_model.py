@@ -13,7 +13,7 @@ from ss_device.bundle import CoreMLFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.tree import root_only, tree_from_parents
-from ss_runtime.coreml_model import CoreMLStepModel, open_coreml_model, open_executor_model
+from ss_runtime.coreml.step_model import CoreMLStepModel, open_coreml_model, open_executor_model
 
 ARCHITECTURE = Architecture(
     family="llama",

@@ -8,7 +8,7 @@ import pytest
 from ss_device.decoding import Drafter, decode
 from ss_device.draft_policy import NUM_CELLS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.prompt_lookup import PromptLookup
-from ss_device.sampling import Chooser, Sampling
+from ss_device.sampling import Sampler, Sampling
 from ss_runtime.bench.tuner import record, replay
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model, random_tree
 from tests.tiny_models import VOCAB, random_adapter
@@ -22,8 +22,8 @@ def adaptive(streams="when they pay", bias=None):
     return AdaptiveDrafter(8, COSTS, SURE, bias, streams=streams)
 
 
-def text(model, drafter, chooser=None):
-    return [t for step in decode(model, drafter, PROMPT, 40, chooser=chooser) for t in step.tokens]
+def text(model, drafter, sampler=None):
+    return [t for step in decode(model, drafter, PROMPT, 40, sampler=sampler) for t in step.tokens]
 
 
 @pytest.mark.parametrize("num_kept", [8, 5])
@@ -42,7 +42,7 @@ def test_streams_after_the_commit_are_those_of_the_step(mlx_base, config, num_ke
         assert later.stream_logits.size == 0 and later.chosen.tolist() == at_once.chosen.tolist()
         with pytest.raises(RuntimeError, match="commit"):
             model.streams()
-        model.commit(tree.path(later.accepted))
+        model.commit(tree.path(later.accepted_node))
         for _ in range(2):  # asking changes nothing
             streams = model.streams()
             scale = np.abs(at_once.stream_logits).max()
@@ -66,11 +66,11 @@ def test_a_model_that_cannot_put_streams_off_says_so(mlx_base):
 def test_adaptive_drafts_do_not_change_the_text(mlx_base, rows, streams):
     adapter = random_adapter(mlx_base, CONFIGS["rich"])
     model = mlx_model(mlx_base, adapter, stream_rows=rows)
-    drafter = adaptive(streams, adapter.parent_bias())
+    drafter = adaptive(streams, adapter.bigram_bias())
     plain = text(model, Drafter(1))
     assert text(model, drafter) == text(model, drafter) == plain
-    chooser = Chooser(Sampling(temperature=1.0, seed=5))
-    assert text(model, drafter, chooser) == text(model, Drafter(1), chooser) != plain
+    sampler = Sampler(Sampling(temperature=1.0, seed=5))
+    assert text(model, drafter, sampler) == text(model, Drafter(1), sampler) != plain
 
 
 def test_a_replayed_recording_takes_as_many_calls_as_the_model(mlx_base):
@@ -78,10 +78,10 @@ def test_a_replayed_recording_takes_as_many_calls_as_the_model(mlx_base):
     model = mlx_model(mlx_base, adapter, stream_rows="accepted")
     stops = frozenset({2})
     recording = record(model, PROMPT, 40, stops)
-    bias = adapter.parent_bias()
+    bias = adapter.bigram_bias()
     for make in (
         lambda: Drafter(1),
-        lambda: Drafter(6, parent_bias=bias, lookup=PromptLookup()),
+        lambda: Drafter(6, bigram_bias=bias, lookup=PromptLookup()),
         lambda: adaptive("always", bias),
     ):
         steps = list(decode(model, make(), PROMPT, 40, stops))

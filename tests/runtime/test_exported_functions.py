@@ -8,8 +8,8 @@ import pytest
 
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_runtime.exported_functions import FunctionModel, export_functions, functions_of
-from ss_runtime.token_choice import make_chooser
+from ss_runtime.mlx.exported_functions import FunctionModel, export_functions, functions_of
+from ss_runtime.samplers import build_sampler
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import VOCAB, random_adapter
 
@@ -81,7 +81,7 @@ def test_what_a_file_cannot_do_is_said(mlx_base, tmp_path):
     adapter = random_adapter(mlx_base, CONFIGS["paper"])
     _, functions = exported(mlx_base, adapter, 8, "float32", path)
     with pytest.raises(UserError, match="greedily"):
-        next(decode(functions, Drafter(8), PROMPT, 5, chooser=make_chooser(0.7, {"seed": 1})))
+        next(decode(functions, Drafter(8), PROMPT, 5, sampler=build_sampler(0.7, {"seed": 1})))
     path.write_bytes(path.read_bytes()[:30])
     with pytest.raises(UserError, match="not a readable MLX function"):
         FunctionModel(path, functions._functions, adapter.config, (3, 2, 8), VOCAB)

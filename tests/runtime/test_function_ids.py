@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ss_runtime.function_ids import number_ids
+from ss_runtime.mlx.function_ids import number_ids
 
 
 def export(path) -> None:

@@ -7,7 +7,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from ss_device.acceptance import walk
-from ss_device.decoding import Drafter, Proposal, StepLimits, Verified
+from ss_device.decoding import Drafter
+from ss_device.step_model import Proposal, StepLimits, Verified
 from ss_runtime.generation import generate, generate_steps
 from ss_runtime.tokenization import BundleTokenizer
 from tests.runtime.mlx_cases import CONFIGS, mlx_model

@@ -11,7 +11,7 @@ from ss_device.bundle import MLX_BASE, BundledAdapter, Manifest, open_bundle, wr
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_runtime.generation import load_tokenizer
-from ss_runtime.loading import default_stream_rows, load_model
+from ss_runtime.mlx.loading import default_stream_rows, load_model
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import make_tiny_base, random_adapter
 

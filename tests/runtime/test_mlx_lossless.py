@@ -57,7 +57,7 @@ def test_good_drafts_are_accepted(mlx_base, expected):
         draft = expected[len(emitted) : len(emitted) + 3]
         tokens = [root, 7, 9, draft[0], 11, draft[1], 13, draft[2]]
         verified = model.step(tree_from_parents(tokens, [-1, 0, 0, 0, 1, 3, 3, 5]))
-        assert verified.accepted == 7
+        assert verified.accepted_node == 7
         model.commit([0, 3, 5, 7])
         root = int(verified.chosen[7])
         emitted += [*draft, root]

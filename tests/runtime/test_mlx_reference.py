@@ -55,12 +55,12 @@ def follow(reference, model, rng, steps=5, accepts=1):
         theirs, ours = reference.step(tree), model.step(tree)
         assert np.array_equal(ours.kept, theirs.kept)
         assert np.array_equal(ours.chosen, theirs.chosen)
-        assert ours.accepted == theirs.accepted
-        path = tree.path(ours.accepted)
+        assert ours.accepted_node == theirs.accepted_node
+        path = tree.path(ours.accepted_node)
         longest = max(longest, len(path))
         reference.commit(path)
         model.commit(path)
-        root = int(theirs.chosen[np.searchsorted(theirs.kept, theirs.accepted)])
+        root = int(theirs.chosen[np.searchsorted(theirs.kept, theirs.accepted_node)])
         expected = type(expected)(root, theirs.stream_logits)
         got = type(got)(root, ours.stream_logits)
     assert longest > accepts, "no draft was ever accepted: the commit was not tested"

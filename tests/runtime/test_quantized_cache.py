@@ -17,18 +17,18 @@ import torch
 
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_device.sampling import Chooser, Sampling
+from ss_device.sampling import Sampler, Sampling
 from ss_device.tree import root_only, tree_from_parents
-from ss_runtime import kv_cache
-from ss_runtime.adapter_bank import AdapterBank
 from ss_runtime.backends import KV_BITS, open_backend
-from ss_runtime.bench_command import main as ss_bench
-from ss_runtime.generate_command import main as ss_generate
-from ss_runtime.kv_cache import KVCache, read_keys_values, write_keys_values
-from ss_runtime.packed_rows import BITS
-from ss_runtime.prompt_cache import CachedText, ReusingModel, cache_content
-from ss_runtime.serve_command import main as ss_serve
-from ss_runtime.stream_layers import attend
+from ss_runtime.commands.bench import main as ss_bench
+from ss_runtime.commands.generate import main as ss_generate
+from ss_runtime.commands.serve import main as ss_serve
+from ss_runtime.mlx import kv_cache
+from ss_runtime.mlx.adapter_bank import AdapterBank
+from ss_runtime.mlx.kv_cache import KVCache, read_keys_values, write_keys_values
+from ss_runtime.mlx.layers import attend
+from ss_runtime.mlx.packed_rows import BITS
+from ss_runtime.mlx.prompt_cache import CachedText, ReusingModel, cache_content
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model, random_tree
 from tests.tiny_models import VOCAB, make_tiny_base, random_adapter
@@ -182,10 +182,10 @@ def test_drafted_text_is_the_plain_one(base, case, bits, monkeypatch):
     adapter = random_adapter(folder, config)
     model = mlx_model(folder, adapter, kv_bits=bits, bucket=16, **settings)
     prompt = np.random.default_rng(7).integers(3, VOCAB, 21).tolist()
-    for chooser in (None, Chooser(Sampling(temperature=0.9, seed=5))):
+    for sampler in (None, Sampler(Sampling(temperature=0.9, seed=5))):
 
-        def text(drafter, chooser=chooser):
-            steps = list(decode(model, drafter, prompt, 30, chooser=chooser))
+        def text(drafter, sampler=sampler):
+            steps = list(decode(model, drafter, prompt, 30, sampler=sampler))
             return [token for step in steps for token in step.tokens], len(steps)
 
         plain, calls = text(Drafter(1))
@@ -220,14 +220,14 @@ def test_streams_are_the_same_in_every_pass(base, config):
         model.prefill(PROMPT)
     wanted, alone = joint.step(tree), apart.step(tree)
     later = apart.step(tree, defer=True)
-    apart.commit(tree.path(later.accepted))
+    apart.commit(tree.path(later.accepted_node))
     scale = np.abs(wanted.stream_logits).max()
     for streams in (alone.stream_logits, apart.streams()):
         assert np.abs(streams - wanted.stream_logits).max() <= 1e-2 * scale
 
 
 def test_size_and_distance_from_float(base):
-    """Bytes exactly: per value bits / 8, and a scale and a bias of the arithmetic's type per 32."""
+    """Bytes exactly: per value bits / 8, and a scale and a bias of the model's dtype per 32."""
     adapter = random_adapter(base, CONFIGS["paper"])
     found = {
         (bits, dtype): mlx_model(base, adapter, kv_bits=bits, dtype=dtype)
@@ -317,7 +317,7 @@ def test_ss_generate_and_its_cache_files(bundle, capsys, tmp_path):
     output = generate(
         bundle, capsys, "--adapter", "two", "--kv-bits", "8", "--prompt-cache", str(files["8"]), status=2
     )
-    assert "another base, arithmetic or adapter" in output.err and output.err.count("\n") == 1
+    assert "another base, dtype or adapter" in output.err and output.err.count("\n") == 1
 
 
 def test_a_damaged_file_is_one_line(bundle, capsys, tmp_path):
@@ -384,7 +384,7 @@ def test_the_bank_tells_the_smaller_size(bundle):
 
 
 def test_ss_serve_answers_with_it(bundle):
-    code = "import sys; from ss_runtime.serve_command import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from ss_runtime.commands.serve import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "--bundle", str(bundle.path), "--port", "0", "--kv-bits", "8"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
     try:

@@ -16,10 +16,10 @@ from ss_device.errors import UserError
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import attach_adapter
 from ss_device.tree import tree_from_parents
-from ss_runtime.adapter_bank import AdapterBank
 from ss_runtime.backends import QUANTIZATIONS
-from ss_runtime.loading import load_folders, load_model
-from ss_runtime.quantized_weights import SCHEMES
+from ss_runtime.mlx.adapter_bank import AdapterBank
+from ss_runtime.mlx.loading import load_folders, load_model
+from ss_runtime.mlx.quantized_weights import SCHEMES
 from tests.families.back_ends import MLXBackEnd
 from tests.runtime.bundles import make_bundle
 from tests.tiny_models import make_tiny_base, random_adapter
@@ -44,7 +44,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_logits_are_mlx_lms(folders, bits, monkeypatch):
     base, folder = folders
-    monkeypatch.setattr("ss_runtime.loading.MLXStepModel", MLXBackEnd)
+    monkeypatch.setattr("ss_runtime.mlx.loading.MLXStepModel", MLXBackEnd)
     settings = {"num_nodes": 8, "context": 64, "stream_rows": "kept"}
     ours = load_folders(folder / str(bits), random_adapter(base, CONFIG), "float32", **settings)
     tokens = np.random.default_rng(0).integers(3, 259, 20).tolist()

@@ -9,8 +9,8 @@ import pytest
 
 from ss_device.bundle import MANIFEST, open_bundle
 from ss_device.errors import UserError
-from ss_runtime.adapter_bank import AdapterBank
 from ss_runtime.backends import open_backend
+from ss_runtime.mlx.adapter_bank import AdapterBank
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS
 

@@ -20,13 +20,13 @@ import pytest
 import uvicorn
 
 from ss_device.decoding import Drafter
+from ss_runtime.commands.serve import main
 from ss_runtime.generation import generate
-from ss_runtime.loading import load_model
-from ss_runtime.mlx_model import MLXStepModel
+from ss_runtime.mlx.loading import load_model
+from ss_runtime.mlx.step_model import MLXStepModel
 from ss_runtime.serve.app import make_app
 from ss_runtime.serve.engine import Engine
 from ss_runtime.serve.requests import RequestError
-from ss_runtime.serve_command import main
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import device_name
 from tests.runtime.bundles import make_bundle
@@ -398,7 +398,7 @@ IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 on this machine")
 )
 def test_command_serves_and_ends_at_a_signal(bundle, options):
     """Without a draft that was asked for or tuned, and on a CPU, a line says so."""
-    code = "import sys; from ss_runtime.serve_command import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from ss_runtime.commands.serve import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "--bundle", str(bundle.path), "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
     try:
@@ -418,8 +418,8 @@ def test_command_serves_and_ends_at_a_signal(bundle, options):
 
 SLOW_SERVER = """
 import sys, time
-import ss_runtime.serve_command as command
-from ss_runtime.mlx_model import MLXStepModel
+import ss_runtime.commands.serve as command
+from ss_runtime.mlx.step_model import MLXStepModel
 command.SHUTDOWN_SECONDS = 0.5
 step = MLXStepModel.step
 MLXStepModel.step = lambda *arguments: (time.sleep(0.1), step(*arguments))[1]

@@ -18,6 +18,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from ss_device.errors import UserError
+from ss_runtime.commands.serve import main
 from ss_runtime.serve.access_rules import AccessRules, check_exposure, chosen_key, rules_for
 from ss_runtime.serve.app import make_app
 from ss_runtime.serve.connection import ConnectionLimits
@@ -26,7 +27,6 @@ from ss_runtime.serve.json_body import decode_json
 from ss_runtime.serve.listening import listen, make_server
 from ss_runtime.serve.printable import printable
 from ss_runtime.serve.requests import RequestError
-from ss_runtime.serve_command import main
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS
 
@@ -327,7 +327,7 @@ def test_nothing_of_a_client_steers_a_terminal(engine):
 
 def test_penalties_do_not_load_transformers():
     code = (
-        "import sys; from ss_runtime.token_choice import make_chooser as make;"
+        "import sys; from ss_runtime.samplers import build_sampler as make;"
         "assert make(0.0, {}, {'repetition': 1.5}).processors; sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -410,7 +410,7 @@ def test_nonsense_behind_a_request_is_no_traceback(port, caplog):
 
 
 def test_a_signal_while_a_body_arrives(bundle):
-    code = "import sys; from ss_runtime.serve_command import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from ss_runtime.commands.serve import main; sys.exit(main(sys.argv[1:]))"
     options = ["--bundle", str(bundle.path), "--port", "0", "--nodes", "1"]
     environment = {**os.environ, "SS_SERVE_API_KEY": "secret"}
     process = subprocess.Popen(

@@ -5,8 +5,16 @@ import numpy as np
 import pytest
 
 from ss_device.acceptance import walk
-from ss_device.tree import keep_best_nodes, tree_from_parents
-from ss_runtime.tree_graph import TreeArrays, accepted_node, cache_mask, keep_best, node_scores, stream_mask
+from ss_device.tree import keep_best_nodes as best_on_the_host
+from ss_device.tree import tree_from_parents
+from ss_runtime.mlx.tree_graph import (
+    TreeArrays,
+    accepted_row,
+    cache_mask,
+    keep_best_nodes,
+    node_scores,
+    stream_mask,
+)
 from tests.runtime.mlx_cases import random_tree
 
 
@@ -33,8 +41,8 @@ def test_pruning_keeps_the_best_closed_set(seed):
     np.testing.assert_allclose(np.array(got)[:9], scores, atol=1e-6)
     assert np.all(np.isneginf(np.array(got)[9:]))
     for keep in (1, 4, 9, 11):
-        kept = np.array(keep_best(got, keep))
-        assert np.array_equal(kept[kept < 9], keep_best_nodes(np.array(got)[:9], keep))
+        kept = np.array(keep_best_nodes(got, keep))
+        assert np.array_equal(kept[kept < 9], best_on_the_host(np.array(got)[:9], keep))
         assert kept[0] == 0 and all(tree.parents[n] in kept for n in kept[1:] if n < 9)
 
 
@@ -56,7 +64,7 @@ def test_accepted_node_is_where_the_walk_ends(seed):
     tree = tree_from_parents(rng.integers(0, 4, 10), parents)
     chosen = rng.integers(0, 4, 12).astype(np.int32)
     path = walk(tree, np.arange(10), chosen[:10])
-    assert accepted_node(on_device(tree, 12), mx.array(chosen)).tolist() == [path[-1]]
+    assert accepted_row(on_device(tree, 12), mx.array(chosen)).tolist() == [path[-1]]
 
 
 @pytest.mark.parametrize("attends", [False, True])

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ss_device.decoding import Proposal, StepLimits, Verified
 from ss_device.errors import UserError
+from ss_device.step_model import Proposal, StepLimits, Verified
 from ss_runtime.validation import Replay, replay
 from tests.ss_device.test_token_ids import make_trace
 
@@ -38,9 +38,9 @@ class Reciting:
         pass
 
 
-def outcome(arithmetic="float16", trace=None, **changes) -> Replay:
+def outcome(dtype="float16", trace=None, **changes) -> Replay:
     trace = trace or make_trace()
-    return replay(Reciting(trace, **changes), [trace], Replay("fake", arithmetic))
+    return replay(Reciting(trace, **changes), [trace], Replay("fake", dtype))
 
 
 def strict_json(found: Replay) -> dict:
@@ -81,9 +81,12 @@ def one_nan(said):
         ({"stream_logits": one_nan}, "logits of 2 calls are not finite"),
         ({"logits": np.full((3, 30), np.nan)}, "not finite"),
         ({"proposal": np.full((2, 30), np.nan)}, "logits of 1 calls are not finite"),
-        ({"accepted": 0}, "accepted nodes are not where"),
+        ({"accepted_node": 0}, "accepted nodes are not where"),
         ({"kept": np.zeros(0, np.int32), "chosen": np.zeros(0, np.int32)}, "nothing to go by"),
-        ({"kept": np.array([0]), "chosen": lambda s: s.chosen[:1], "accepted": 0}, "kept nodes differ"),
+        (
+            {"kept": np.array([0]), "chosen": lambda s: s.chosen[:1], "accepted_node": 0},
+            "kept nodes differ",
+        ),
     ],
 )
 def test_damage_does_not_pass_in_half_precision(changes, says):

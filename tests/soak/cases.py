@@ -12,11 +12,11 @@ import mlx.core as mx
 
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError
-from ss_runtime.loading import load_model
+from ss_runtime.mlx.loading import load_model
 from tests.soak.models import (
     Setting,
     choose_pruning,
-    draw_chooser,
+    draw_sampler,
     make_drafter,
     make_prompts,
     open_bank,
@@ -56,13 +56,13 @@ def _compare(setting: Setting, turn: int, resident, plain_model, prompt, counts,
     """One prompt with drafts and without."""
     rng = setting.rng(f"turn {turn}")
     config = resident.adapter.config
-    drafter = make_drafter(rng, config, resident.parent_bias)
-    chooser, count = draw_chooser(rng), rng.randint(1, TOKENS)
+    drafter = make_drafter(rng, config, resident.bigram_bias)
+    sampler, count = draw_sampler(rng), rng.randint(1, TOKENS)
     try:
         resident.model.keep(choose_pruning(rng, config))
-        found = text_of(resident.model, drafter, prompt, count, chooser, counts)
+        found = text_of(resident.model, drafter, prompt, count, sampler, counts)
         counts.reused += resident.model.reused
-        expected = text_of(plain_model, Drafter(1), prompt, count, chooser)
+        expected = text_of(plain_model, Drafter(1), prompt, count, sampler)
     except UserError as error:
         counts.refused += 1
         counts.reasons[re.sub(r"\d+", "N", str(error))] += 1
@@ -73,7 +73,7 @@ def _compare(setting: Setting, turn: int, resident, plain_model, prompt, counts,
         return
     label = f"turn {turn}, {resident.adapter.app}, {drafter.num_nodes} {drafter.shape}; {setting.label()}"
     kv_bits = plain_model.cache.bits
-    question = Question(setting.id, label, setting.dtype, kv_bits, drafter, prompt, count, chooser)
+    question = Question(setting.id, label, setting.dtype, kv_bits, drafter, prompt, count, sampler)
     mismatch = explain(question, plain_model, resident.model, (expected, found))
     counts.mismatches.append(mismatch)
     report(mismatch)

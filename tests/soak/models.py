@@ -1,4 +1,4 @@
-"""What a case decodes with, drawn from seed and index: a family's random base, adapters, arithmetic."""
+"""What a case decodes with, drawn from seed and index: a family's random base, adapters, dtype."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
-from ss_device.sampling import Chooser
-from ss_runtime.adapter_bank import AdapterBank
-from ss_runtime.token_choice import make_chooser
+from ss_device.sampling import Sampler
+from ss_runtime.mlx.adapter_bank import AdapterBank
+from ss_runtime.samplers import build_sampler
 from tests.families.tiny import CASES, VOCAB, make_base
 from tests.runtime.bundles import make_bundle
 
@@ -75,7 +75,7 @@ def _config(rng: Random, mode: str) -> SpeculativeConfig:
         stream_lora_rank=(stream_rank := rng.choice((0, 3))),
         stream_lora_alpha=6.0 if stream_rank else 0.0,
         pruning_rank=rng.choice((0, 4)),
-        markov_rank=rng.choice((0, 4)),
+        bigram_rank=rng.choice((0, 4)),
         stream_top_keys=rng.choice((0, 0, 0, 5)),
         **lora,
     )
@@ -95,15 +95,15 @@ def open_bank(setting: Setting, folder: Path) -> tuple[Bundle, AdapterBank]:
     return bundle, bank
 
 
-def make_drafter(rng: Random, config: SpeculativeConfig, parent_bias) -> Drafter:
-    """Shape, size, streams and copies of the drafts."""
+def make_drafter(rng: Random, config: SpeculativeConfig, bigram_bias) -> Drafter:
+    """Shape, size, streams and prompt lookup of the drafts."""
     shape = rng.choice(("best-first", "best-first", "chain", "k-ary"))
     lookup = PromptLookup() if shape != "k-ary" and rng.random() < 0.5 else None
     return Drafter(
         rng.randint(2, NODES),
         shape,
         rng.randint(1, 3),
-        parent_bias,
+        bigram_bias,
         max_streams=rng.choice((None, None, 1, config.num_streams)),
         lookup=lookup,
         use_streams=lookup is None or rng.random() < 0.8,
@@ -115,7 +115,7 @@ def choose_pruning(rng: Random, config: SpeculativeConfig) -> int:
     return rng.randint(1, NODES) if config.pruning_rank and rng.random() < 0.5 else NODES
 
 
-def draw_chooser(rng: Random) -> Chooser | None:
+def draw_sampler(rng: Random) -> Sampler | None:
     """Greedy, or sampling with a seed, filters and penalties."""
     if rng.random() < 0.4:
         return None
@@ -127,7 +127,7 @@ def draw_chooser(rng: Random) -> Chooser | None:
     if rng.random() < 0.3:
         settings["min_p"] = rng.choice((0.01, 0.2))
     penalties = {"repetition": 1.2} if rng.random() < 0.3 else {}
-    return make_chooser(rng.choice((0.5, 1.0, 1.5)), settings, penalties)
+    return build_sampler(rng.choice((0.5, 1.0, 1.5)), settings, penalties)
 
 
 def make_prompts(rng: Random, count: int, longest: int) -> list[list[int]]:

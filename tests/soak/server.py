@@ -64,7 +64,7 @@ def soak_server(seed: int, minutes: float) -> Served:
 
 
 def _start(bundle: Path) -> tuple[subprocess.Popen, str]:
-    command = [sys.executable, "-c", "from ss_runtime.serve_command import main; raise SystemExit(main())"]
+    command = [sys.executable, "-c", "from ss_runtime.commands.serve import main; raise SystemExit(main())"]
     arguments = ["--bundle", str(bundle), "--port", "0", "--lookup", "--queue", "3", "--dtype", "float32"]
     process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True)
     for line in process.stderr:

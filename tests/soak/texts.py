@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from ss_device.decoding import Drafter, StepModel, decode
-from ss_device.sampling import Chooser, Sampling, keyed_uniform
+from ss_device.decoding import Drafter, decode
+from ss_device.sampling import Sampler, Sampling, keyed_uniform
+from ss_device.step_model import StepModel
 
 # Differences of logits that rounding explains, as shares of the largest one: `ss_runtime.validation` allows
 # float16 the same. Quantized keys and values may in addition differ by a code.
@@ -18,17 +19,17 @@ CODE_STEP = {8: 0.05, 4: 0.5}
 
 
 class Recorder:
-    """A chooser that chooses as `chooser` does (None: greedily) and remembers the logits by position."""
+    """A sampler that chooses as `sampler` does (None: greedily) and remembers the logits by position."""
 
-    def __init__(self, chooser: Chooser | None) -> None:
-        self._chooser = chooser or Chooser()
+    def __init__(self, sampler: Sampler | None) -> None:
+        self._sampler = sampler or Sampler()
         self.logits: dict[int, np.ndarray] = {}
 
     def __call__(self, logits: np.ndarray, text: Sequence[int]) -> int:
-        for processor in self._chooser.processors:
+        for processor in self._sampler.processors:
             logits = processor(text, logits)
         self.logits[len(text)] = np.array(logits, np.float32)
-        bare = Chooser(self._chooser.sampling)
+        bare = Sampler(self._sampler.sampling)
         return bare(logits, text)
 
 
@@ -94,11 +95,11 @@ class Counts:
 
 
 def text_of(
-    model: StepModel, drafter, prompt: list[int], count: int, chooser, counts: Counts | None = None
+    model: StepModel, drafter, prompt: list[int], count: int, sampler, counts: Counts | None = None
 ) -> list[int]:
     """The generated tokens, counted where asked."""
     tokens: list[int] = []
-    for step in decode(model, drafter, prompt, count, frozenset(), chooser):
+    for step in decode(model, drafter, prompt, count, frozenset(), sampler):
         tokens += step.tokens
         if counts is not None:
             counts.calls += step.tree is not None
@@ -125,18 +126,18 @@ class Question:
     drafter: Drafter
     prompt: list[int]
     count: int
-    chooser: Chooser | None
+    sampler: Sampler | None
 
 
 def explain(question: Question, plain_model, model, texts: tuple[list[int], list[int]]) -> Mismatch:
     """Both texts again with their logits recorded, and what they say of the first difference."""
-    at, chooser = first_difference(*texts), question.chooser
+    at, sampler = first_difference(*texts), question.sampler
     position = len(question.prompt) + at
     expected = _logits_at(position, plain_model, Drafter(1), question)
     found = _logits_at(position, model, question.drafter, question)
     tokens = [text[at] if at < len(text) else -1 for text in texts]
     told = (question.case, question.setting, position, *tokens)
-    sampling = chooser.sampling if chooser else None
+    sampling = sampler.sampling if sampler else None
     if expected is None or found is None or -1 in tokens:
         return Mismatch(*told, np.inf, np.inf, sampling is not None, False)
     scale = float(np.abs(expected).max()) or 1.0
@@ -152,7 +153,7 @@ def explain(question: Question, plain_model, model, texts: tuple[list[int], list
 
 def _logits_at(position: int, model, drafter: Drafter, question: Question) -> np.ndarray | None:
     """The logits that chose the token at a position, None where the walk did not come by."""
-    recorder = Recorder(question.chooser)
+    recorder = Recorder(question.sampler)
     text_of(model, drafter, question.prompt, question.count, recorder)
     return recorder.logits.get(position)
 

@@ -62,8 +62,8 @@ def naive_loss(model, ids, prompt_length):
         usable = carrying[carrying + 1 + j < length]
         rows = length + (usable - carrying[0]) * gamma + j - 1
         scores = logits[rows]
-        if config.markov_rank:
-            scores = scores + parts.markov.u[ids[usable + j]] @ parts.markov.v.T
+        if config.bigram_rank:
+            scores = scores + parts.bigram.u[ids[usable + j]] @ parts.bigram.v.T
         by_depth.append(torch.nn.functional.cross_entropy(scores, ids[usable + 1 + j]))
     wanted = ids[carrying + 1]
     cross_entropy = torch.nn.functional.cross_entropy

@@ -27,12 +27,12 @@ from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_base, load_stream_model
 from ss_device.training.adapt import train_adapter
+from ss_device.training.bigram_bias import train_bigram_bias
 from ss_device.training.budget import Budget
 from ss_device.training.continuations import Continuation, KeyedSampling, continuations
 from ss_device.training.corpus import Document
 from ss_device.training.distill import Prompt, distill
 from ss_device.training.finetune import load_lora, train_lora
-from ss_device.training.parent_bias import train_parent_bias
 from ss_device.training.pretrain import pretrain
 from ss_device.training.processes import joined_processes
 from ss_device.training.recipe import load_recipe
@@ -83,7 +83,7 @@ def documents(count: int = 4) -> list[Document]:
 
 def text(model, adapter, nodes=9, kept=6) -> list[int]:
     step_model = ReferenceStepModel(model, nodes, kept, CONTEXT, "draft")
-    drafter = Drafter(nodes, parent_bias=adapter.parent_bias())
+    drafter = Drafter(nodes, bigram_bias=adapter.bigram_bias())
     return [t for s in decode(step_model, drafter, prompt_ids(0), 8) for t in s.tokens]
 
 
@@ -214,7 +214,7 @@ def test_a_base_is_trained(tmp_path, cuda, accelerate_there, monkeypatch):
         assert np.abs(tensor.astype(np.float32) - weights["cuda"][name]).mean() < 1e-3, name
 
 
-def test_lora_parent_bias_and_score(base, tmp_path, cuda, rows):
+def test_lora_bigram_bias_and_score(base, tmp_path, cuda, rows):
     schedule = AdapterSchedule(epochs=1, tokens_per_batch=60)
     train_lora(
         base,
@@ -230,7 +230,7 @@ def test_lora_parent_bias_and_score(base, tmp_path, cuda, rows):
     there = load_lora(base, tmp_path / "lora", "cuda")(input_ids=ids.to("cuda")).logits
     here = load_lora(base, tmp_path / "lora")(input_ids=ids).logits
     assert there.device.type == "cuda" and torch.allclose(there.cpu(), here, atol=1e-5)
-    biases = [train_parent_bias(documents(), VOCAB, 4, 2, device=d) for d in ("cuda", "cpu")]
+    biases = [train_bigram_bias(documents(), VOCAB, 4, 2, device=d) for d in ("cuda", "cpu")]
     for name in biases[0]:
         assert np.allclose(biases[0][name], biases[1][name], atol=1e-6)
     scores = [

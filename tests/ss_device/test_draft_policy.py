@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ss_device.decoding import DeferredProposal, Proposal, StepLimits, Verified, decode
+from ss_device.decoding import decode
 from ss_device.draft_policy import (
     NUM_BINS,
     NUM_CELLS,
@@ -16,7 +16,8 @@ from ss_device.draft_policy import (
     StreamGains,
 )
 from ss_device.errors import UserError
-from ss_device.prompt_lookup import CopyHistory, CopyTrust, PromptLookup, mixed_children
+from ss_device.prompt_lookup import NgramHistory, NgramTrust, PromptLookup, mixed_children
+from ss_device.step_model import DeferredProposal, Proposal, StepLimits, Verified
 from ss_device.tree import grow_with_probabilities
 
 VOCAB, NONE = 30, frozenset()
@@ -58,7 +59,7 @@ def test_a_tree_grows_while_nodes_are_cheaper_than_what_they_bring():
     for node, nodes in ((1e-6, 8), (1.0, 1)):
         drafter = AdaptiveDrafter(8, costs(node), experience(), streams="never")
         assert grown(drafter, Asked(None)).num_nodes == nodes
-    children = mixed_children(np.zeros((0, 0)), CopyHistory(PromptLookup(), REPEATING), None, 8)
+    children = mixed_children(np.zeros((0, 0)), NgramHistory(PromptLookup(), REPEATING), None, 8)
     full, probabilities = grow_with_probabilities(12, 8, children, NONE, 9)
     sizes = set()
     for threshold in (0.3, 0.5, 0.7):  # λ · seconds of a node
@@ -146,7 +147,7 @@ def test_costs_between_measured_sizes_never_fall():
 
 
 def test_trust_by_hand():
-    trust = CopyTrust()
+    trust = NgramTrust()
     trust.observe({5: 0.5, 6: 0.25}, 5)
     assert trust.ratio(5) == pytest.approx(2 / 1.5) and trust.ratio(6) == pytest.approx(1 / 1.25)
     assert trust.ratio(7) == 1.0 and trust.ratios() == {}
@@ -157,17 +158,17 @@ def test_trust_by_hand():
     for _ in range(200):
         trust.observe({6: 1.0}, 5)
     assert trust.ratio(6) < 0.05
-    known = CopyTrust(trust.ratios())
+    known = NgramTrust(trust.ratios())
     assert known.ratio(6) == pytest.approx(trust.ratio(6), abs=0.1)
 
 
 def test_tokens_that_are_never_copied_lose_their_place():
     """After 1 2 the text once went on with 3; generations that went on otherwise are remembered."""
-    trust = CopyTrust()
+    trust = NgramTrust()
     for _ in range(20):
-        CopyHistory(PromptLookup(), [1, 2, 3, 4, 1, 2], trust).extend([9])
-    fresh, _ = CopyHistory(PromptLookup(), [1, 2, 3, 4, 1, 2]).predict(())
-    taught, left = CopyHistory(PromptLookup(), [1, 2, 3, 4, 1, 2], trust).predict(())
+        NgramHistory(PromptLookup(), [1, 2, 3, 4, 1, 2], trust).extend([9])
+    fresh, _ = NgramHistory(PromptLookup(), [1, 2, 3, 4, 1, 2]).predict(())
+    taught, left = NgramHistory(PromptLookup(), [1, 2, 3, 4, 1, 2], trust).predict(())
     assert taught[3] < 0.3 * fresh[3] and left == pytest.approx(1 - sum(taught.values()))
 
 
@@ -234,7 +235,7 @@ def test_the_loop_computes_streams_only_when_asked(streams):
         (lambda: StepCosts((1,), (0.0,), 0.0), "positive"),
         (lambda: Experience(1.0, ((1.0, 1.0),)), "gains"),
         (lambda: experience(rate=float("nan")), "positive"),
-        (lambda: experience(copies=(1.0,)), "ratios"),
+        (lambda: experience(lookup=(1.0,)), "ratios"),
         (lambda: AdaptiveDrafter(0, costs(), experience()), "at least 1 node"),
         (lambda: AdaptiveDrafter(2, costs(), experience(), streams="often"), "when they pay"),
     ],

@@ -7,12 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from ss_device.decoding import Drafter, Proposal, decode
+from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_device.prompt_lookup import CopyHistory, PromptLookup, PromptLookupChain, lookup_tree
+from ss_device.prompt_lookup import NgramHistory, PromptLookup, PromptLookupChain, lookup_tree
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import attach_adapter
-from ss_device.tree import ParentBias, best_first_tree
+from ss_device.step_model import Proposal
+from ss_device.tree import BigramBias, best_first_tree
 from tests.tiny_models import make_tiny_base, random_adapter
 
 TEXT = [3, 1, 4, 1, 2, 3, 1, 4, 2, 3, 1]
@@ -43,7 +44,7 @@ def test_tree_is_the_most_probable_set_under_the_mixture(nodes, streams):
     """Brute force over every path of a vocabulary of 5 to depth 4, two levels below the last stream."""
     rng = np.random.default_rng(nodes)
     logits = rng.normal(0, 1, (streams, 5)).astype(np.float32)
-    bias = ParentBias(rng.normal(0, 1, (5, 3)), rng.normal(0, 1, (5, 3)))
+    bias = BigramBias(rng.normal(0, 1, (5, 3)), rng.normal(0, 1, (5, 3)))
     settings = PromptLookup(max_match=3, max_depth=4)
     probability = {}
     for depth in (1, 2, 3, 4):
@@ -57,7 +58,7 @@ def test_tree_is_the_most_probable_set_under_the_mixture(nodes, streams):
             if value > 0:
                 probability[path] = value
     best = sorted(probability, key=lambda p: -probability[p])[: nodes - 1]
-    tree = lookup_tree(TEXT[-1], logits, nodes, CopyHistory(settings, TEXT), bias)
+    tree = lookup_tree(TEXT[-1], logits, nodes, NgramHistory(settings, TEXT), bias)
     drawn = [tuple(int(tree.tokens[n]) for n in tree.path(v)[1:]) for v in range(1, tree.num_nodes)]
     found = [probability[path] for path in drawn]
     np.testing.assert_allclose(found, [probability[path] for path in best], rtol=1e-5)
@@ -67,23 +68,23 @@ def test_tree_is_the_most_probable_set_under_the_mixture(nodes, streams):
 def test_text_without_repetition_leaves_the_streams_tree():
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (3, 9)).astype(np.float32)
-    bias = ParentBias(rng.normal(0, 1, (9, 3)), rng.normal(0, 1, (9, 3)))
+    bias = BigramBias(rng.normal(0, 1, (9, 3)), rng.normal(0, 1, (9, 3)))
     plain = best_first_tree(8, logits, 12, bias)
-    mixed = lookup_tree(8, logits, 12, CopyHistory(PromptLookup(), [8]), bias)
+    mixed = lookup_tree(8, logits, 12, NgramHistory(PromptLookup(), [8]), bias)
     for name in ("tokens", "parents", "depths"):
         np.testing.assert_array_equal(getattr(plain, name), getattr(mixed, name))
 
 
 def test_weights_follow_the_output():
-    history = CopyHistory(PromptLookup(max_match=2, prior_strength=1.0), [1, 2, 1])
+    history = NgramHistory(PromptLookup(max_match=2, prior_strength=1.0), [1, 2, 1])
     assert history.weight(1) == pytest.approx(1 / 4) and history.weight(2) == pytest.approx(2 / 5)
     history.extend([2])  # 1 was followed by 2 before: right; no longer match
     assert history.weight(1) == pytest.approx((1 / 4 + 1) / 2)
     history.extend([3])  # 2 was followed by 1, as was (1, 2): both wrong
     assert history.weight(1) == pytest.approx((1 / 4 + 1) / 3)
     assert history.weight(2) == pytest.approx((2 / 5) / 2)
-    copies, left = CopyHistory(PromptLookup(max_match=1), [1, 2, 1, 2, 1, 3, 1]).predict(())
-    assert copies == pytest.approx({2: 1 / 6, 3: 1 / 12}) and left == pytest.approx(3 / 4)
+    promised, left = NgramHistory(PromptLookup(max_match=1), [1, 2, 1, 2, 1, 3, 1]).predict(())
+    assert promised == pytest.approx({2: 1 / 6, 3: 1 / 12}) and left == pytest.approx(3 / 4)
 
 
 def test_a_long_copy_goes_below_the_last_stream_and_stops_where_it_must():
@@ -102,7 +103,7 @@ def test_a_long_copy_goes_below_the_last_stream_and_stops_where_it_must():
 
 
 def test_equal_copies_go_to_the_lower_id():
-    history = CopyHistory(PromptLookup(), [5, 7, 5, 3, 5])
+    history = NgramHistory(PromptLookup(), [5, 7, 5, 3, 5])
     tree = lookup_tree(5, np.zeros((0, 9), np.float32), 3, history, max_depth=1)
     assert tree.tokens.tolist() == [5, 3, 7]
 
@@ -143,7 +144,7 @@ def model(tmp_path_factory):
     from ss_device.config import SpeculativeConfig
 
     base = make_tiny_base(tmp_path_factory.mktemp("lookup") / "base")
-    config = SpeculativeConfig(num_streams=2, num_msa_layers=2, markov_rank=4)
+    config = SpeculativeConfig(num_streams=2, num_msa_layers=2, bigram_rank=4)
     adapter = random_adapter(base, config)
     network = LlamaForCausalLM.from_pretrained(base.path).eval().requires_grad_(False)
     return ReferenceStepModel(attach_adapter(network, base.architecture, adapter), 12), adapter
@@ -159,7 +160,7 @@ def model(tmp_path_factory):
     ],
 )
 def test_output_is_that_of_plain_decoding(model, drafter, at_least):
-    """A random model repeats itself soon, so copies are accepted, some below the last stream."""
+    """A random model repeats itself soon, so n-grams are accepted, some below the last stream."""
     steps, longest = model[0], 0
     for seed in range(4):
         prompt = np.random.default_rng(seed).integers(3, 250, 9).tolist()

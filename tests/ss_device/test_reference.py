@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ss_device.config import SpeculativeConfig, paper_config
-from ss_device.decoding import Drafter, Proposal, decode
+from ss_device.decoding import Drafter, decode
 from ss_device.reference.step_model import ReferenceStepModel, node_scores
 from ss_device.reference.stream_model import attach_adapter, load_base, load_stream_model
+from ss_device.step_model import Proposal
 from ss_device.tree import keep_best_nodes, root_only, tree_from_parents
 from tests.tiny_models import VOCAB, make_tiny_base, random_adapter
 
@@ -22,7 +23,7 @@ LOSSLESS = {
     "all-layers": paper_config(num_streams=2, num_msa_layers=3, stream_position="same"),
     "plus": SpeculativeConfig(
         num_streams=4, num_msa_layers=2, stream_mlp="base", stream_lora_rank=3, stream_lora_alpha=6,
-        markov_rank=4, stream_init_rank=2,
+        bigram_rank=4, stream_init_rank=2,
     ),
     "no-pruning-head": SpeculativeConfig(num_streams=2, num_msa_layers=1, pruning_rank=0),
     "value-rotation": paper_config(num_streams=3, num_msa_layers=2, value_rotation=0.4),
@@ -38,7 +39,7 @@ DRAFTERS = {
     "plain": Drafter(1),
     "chain": Drafter(4, "chain"),
     "best-first": Drafter(9),
-    "k-ary": Drafter(15, "k-ary", top_k=2),
+    "k-ary": Drafter(15, "k-ary", tree_top_k=2),
 }
 
 
@@ -80,7 +81,7 @@ class Oracle:
 
     def step(self, tree):
         verified = self.model.step(tree)
-        self.emitted += int(tree.depths[verified.accepted]) + 1
+        self.emitted += int(tree.depths[verified.accepted_node]) + 1
         return dataclasses.replace(verified, stream_logits=self.logits(verified.stream_logits.shape))
 
     def commit(self, path):
@@ -100,7 +101,7 @@ class Oracle:
 def test_lossless_output_is_huggingface_generate(base, name, drafter, keep):
     """Invariants 1 and 2: any tree, any pruning, any adapter."""
     adapter = random_adapter(base, LOSSLESS[name])
-    grower = dataclasses.replace(DRAFTERS[drafter], parent_bias=adapter.parent_bias())
+    grower = dataclasses.replace(DRAFTERS[drafter], bigram_bias=adapter.bigram_bias())
     nodes = grower.num_nodes
     model = ReferenceStepModel(load_stream_model(base, adapter), nodes, min(keep or nodes, nodes), CONTEXT)
     for seed in range(2):

@@ -35,25 +35,25 @@ def prompts(count: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     "config",
     [
-        SpeculativeConfig(num_streams=3, num_msa_layers=2, markov_rank=4),
+        SpeculativeConfig(num_streams=3, num_msa_layers=2, bigram_rank=4),
         SpeculativeConfig(
             mode="shared", num_streams=3, num_msa_layers=2, stream_mlp="base", stream_adapter_rank=0,
             lora_rank=2, lora_alpha=4,
         ),
     ],
-    ids=["lossless with parent bias", "shared"],
+    ids=["lossless with bigram bias", "shared"],
 )  # fmt: skip
 def test_counts_equal_the_decoding_loop(base, config):
     adapter = random_adapter(base, config)
     model = load_stream_model(base, adapter)
-    bias = adapter.parent_bias()
+    bias = adapter.bigram_bias()
     # A vocabulary of 256 and 200 nodes: random drafts are accepted often enough to matter.
     drafters = [
         Drafter(1),
         Drafter(200, "best-first", 3, bias),
         Drafter(6, "chain", 3, bias),
         Drafter(40, "k-ary"),
-        Drafter(30, parent_bias=bias, lookup=PromptLookup(), max_streams=2),
+        Drafter(30, bigram_bias=bias, lookup=PromptLookup(), max_streams=2),
         Drafter(12, lookup=PromptLookup(), use_streams=False),
     ]
     asked = prompts(8)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from ss_device.acceptance import walk
-from ss_device.decoding import Drafter, Proposal, StepLimits, Verified, decode
+from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_device.sampling import Chooser, Sampling, TypicalAcceptance
+from ss_device.sampling import Sampler, Sampling, TypicalAcceptance
+from ss_device.step_model import Proposal, StepLimits, Verified
 
 VOCAB, LENGTH = 4, 3
 
@@ -40,9 +41,9 @@ class Markov:
         pass
 
 
-def texts(model, drafter, make_chooser, count):
+def texts(model, drafter, build_sampler, count):
     for number in range(count):
-        steps = decode(model, drafter, [0], LENGTH, chooser=make_chooser(number))
+        steps = decode(model, drafter, [0], LENGTH, sampler=build_sampler(number))
         yield tuple(token for step in steps for token in step.tokens)
 
 
@@ -72,7 +73,7 @@ def test_texts_follow_the_plain_distribution(settings, drafter):
     """Chi-square over all texts of three tokens, 2000 seeds, p 0.0005."""
     model, count = Markov(), 2000
     expected = exact_distribution(model, Sampling(**settings))
-    seen = Counter(texts(model, drafter, lambda seed: Chooser(Sampling(**settings, seed=seed)), count))
+    seen = Counter(texts(model, drafter, lambda seed: Sampler(Sampling(**settings, seed=seed)), count))
     assert set(seen) <= set(expected)
     common = [text for text, p in expected.items() if p * count >= 5]
     observed = np.array([seen[text] for text in common] + [count - sum(seen[t] for t in common)])
@@ -88,10 +89,10 @@ def test_texts_follow_the_plain_distribution(settings, drafter):
 
 def test_drafts_save_calls_without_changing_the_text():
     model = Markov()
-    chooser = Chooser(Sampling(temperature=0.7, seed=11))
+    sampler = Sampler(Sampling(temperature=0.7, seed=11))
     runs = {}
     for drafter in (Drafter(1), Drafter(8)):
-        steps = list(decode(model, drafter, [0], 30, chooser=chooser))
+        steps = list(decode(model, drafter, [0], 30, sampler=sampler))
         runs[drafter.num_nodes] = (len(steps), [t for s in steps for t in s.tokens])
     assert runs[1][1] == runs[8][1] and runs[8][0] < runs[1][0]
 
@@ -106,7 +107,7 @@ def test_processors_see_each_nodes_own_text():
 
     runs = set()
     for drafter in (Drafter(1), Drafter(8)):
-        steps = decode(Markov(), drafter, [0], 20, chooser=Chooser(processors=(forbid_last,)))
+        steps = decode(Markov(), drafter, [0], 20, sampler=Sampler(processors=(forbid_last,)))
         text = (0, *(t for s in steps for t in s.tokens))
         assert all(a != b for a, b in zip(text, text[1:], strict=False))
         assert all(t == text[: len(t)] for t in seen if len(t) <= len(text))
@@ -115,10 +116,10 @@ def test_processors_see_each_nodes_own_text():
     assert len(runs) == 1
 
 
-def test_greedy_back_ends_refuse_a_chooser():
+def test_greedy_back_ends_refuse_a_sampler():
     with pytest.raises(UserError, match="greedily inside its graph"):
-        next(decode(Markov(greedy_only=True), Drafter(8), [0], 5, chooser=Chooser(Sampling())))
+        next(decode(Markov(greedy_only=True), Drafter(8), [0], 5, sampler=Sampler(Sampling())))
     with pytest.raises(UserError, match="temperature"):
-        Chooser(lossy_typical=TypicalAcceptance())
+        Sampler(lossy_typical=TypicalAcceptance())
     with pytest.raises(UserError, match="epsilon"):
         TypicalAcceptance(epsilon=0.0)

@@ -25,7 +25,7 @@ CONFIGS = {
     "paper": paper_config(num_streams=3, num_msa_layers=2),
     "plus": SpeculativeConfig(
         num_streams=3, num_msa_layers=2, stream_mlp="base", stream_lora_rank=4, stream_lora_alpha=8,
-        markov_rank=8,
+        bigram_rank=8,
     ),
     "shared": paper_config("shared", **LORA),
     "shared-v2": paper_config("shared", **LORA, main_attends_streams=True),

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from ss_device.architecture import Architecture
-from ss_device.decoding import Drafter, StepLimits, decode
+from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_device.families import read_architecture
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
+from ss_device.step_model import StepLimits
 from ss_device.token_ids import check_token_ids
 from ss_device.trace import Trace, TraceStep, load_traces, save_traces
 from ss_device.tree import DraftTree, root_only, tree_from_parents

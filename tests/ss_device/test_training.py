@@ -30,7 +30,7 @@ APP = Application(
 )  # fmt: skip
 PLUS = SpeculativeConfig(
     num_streams=3, num_msa_layers=2, stream_mlp="base", stream_lora_rank=4, stream_lora_alpha=8,
-    markov_rank=8,
+    bigram_rank=8,
 )  # fmt: skip
 
 

@@ -11,9 +11,9 @@ from ss_device.acceptance import walk
 from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig, paper_config, parameter_count
 from ss_device.errors import UserError
-from ss_device.prompt_lookup import CopyHistory, CopyTrust, PromptLookup, mixed_children
+from ss_device.prompt_lookup import NgramHistory, NgramTrust, PromptLookup, mixed_children
 from ss_device.trace import Trace, TraceStep, load_traces, probes, save_traces
-from ss_device.tree import ParentBias, best_first_tree, k_ary_tree, root_only, tree_from_parents
+from ss_device.tree import BigramBias, best_first_tree, k_ary_tree, root_only, tree_from_parents
 
 
 def softmax(x):
@@ -31,7 +31,7 @@ def test_best_first_tree_is_the_most_probable_set(biased, nodes):
     """Brute force over every path of a vocabulary of 5 and depth 3."""
     rng = np.random.default_rng(nodes)
     logits = rng.normal(0, 2, (3, 5)).astype(np.float32)
-    bias = ParentBias(rng.normal(0, 1, (5, 3)), rng.normal(0, 1, (5, 3))) if biased else None
+    bias = BigramBias(rng.normal(0, 1, (5, 3)), rng.normal(0, 1, (5, 3))) if biased else None
     probability = {}
     for depth in (1, 2, 3):
         for path in itertools.product(range(5), repeat=depth):
@@ -49,14 +49,14 @@ def test_best_first_tree_is_the_most_probable_set(biased, nodes):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_not_finite_draft_nothing(value):
-    """Damaged weights, or an overflow in half precision; copies are drafted all the same."""
+    """Damaged weights, or an overflow in half precision; n-grams are drafted all the same."""
     logits = np.zeros((2, 5), np.float32)
     logits[1] = value
     assert best_first_tree(4, logits, 9).depths.max() == 1
     u, v = np.ones((5, 1), np.float32), np.full((5, 1), value, np.float32)
-    assert best_first_tree(4, logits[:1], 9, ParentBias(u, v)).num_nodes == 1
-    copies = CopyHistory(PromptLookup(), [1, 2, 3, 4, 1, 2, 3], CopyTrust())
-    ids, log_probs = mixed_children(logits[1:], copies, None, 4)((3,))
+    assert best_first_tree(4, logits[:1], 9, BigramBias(u, v)).num_nodes == 1
+    ngrams = NgramHistory(PromptLookup(), [1, 2, 3, 4, 1, 2, 3], NgramTrust())
+    ids, log_probs = mixed_children(logits[1:], ngrams, None, 4)((3,))
     assert list(ids) == [4] and np.isfinite(log_probs).all()
 
 
@@ -129,7 +129,7 @@ def test_config_refuses_what_cannot_be():
     ):  # fmt: skip
         with pytest.raises(UserError, match=word):
             SpeculativeConfig.from_dict(raw)
-    config = SpeculativeConfig(markov_rank=3, stream_mlp="base")
+    config = SpeculativeConfig(bigram_rank=3, stream_mlp="base")
     assert SpeculativeConfig.from_dict(config.to_dict()) == config
 
 

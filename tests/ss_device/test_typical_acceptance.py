@@ -11,7 +11,7 @@ import pytest
 from ss_device.acceptance import walk
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_device.sampling import Chooser, Sampling, TypicalAcceptance
+from ss_device.sampling import Sampler, Sampling, TypicalAcceptance
 from ss_device.tree import tree_from_parents
 from ss_device.tree_choice import choose_on_tree
 from tests.ss_device.test_sampled_decoding import Markov
@@ -32,9 +32,9 @@ def random_tree(rng, nodes: int):
     return tree_from_parents(np.array(tokens, np.int32), np.array(parents, np.int32))
 
 
-def accepted(chooser, tree, kept, logits, text=(5,)) -> list[int]:
+def accepted(sampler, tree, kept, logits, text=(5,)) -> list[int]:
     """The walk of what is chosen."""
-    return walk(tree, kept, choose_on_tree(chooser, tree, [*text, int(tree.tokens[0])], kept, logits))
+    return walk(tree, kept, choose_on_tree(sampler, tree, [*text, int(tree.tokens[0])], kept, logits))
 
 
 def test_the_published_values_and_the_threshold():
@@ -54,7 +54,7 @@ def test_the_published_values_and_the_threshold():
     with pytest.raises(UserError, match="delta"):
         TypicalAcceptance(delta=1.5)
     with pytest.raises(UserError, match="temperature"):
-        Chooser(lossy_typical=rule)
+        Sampler(lossy_typical=rule)
 
 
 def test_the_longest_path_not_the_likeliest_child():
@@ -64,10 +64,10 @@ def test_the_longest_path_not_the_likeliest_child():
     for node, probabilities in enumerate(({1: 0.51, 2: 0.49}, {7: 1.0}, {3: 1.0}, {4: 1.0}, {9: 1.0})):
         for token, p in probabilities.items():
             logits[node, token] = math.log(p)
-    chooser = Chooser(Sampling(seed=1), lossy_typical=TypicalAcceptance())
-    assert accepted(chooser, tree, np.arange(5), logits) == [0, 2, 3, 4]
+    sampler = Sampler(Sampling(seed=1), lossy_typical=TypicalAcceptance())
+    assert accepted(sampler, tree, np.arange(5), logits) == [0, 2, 3, 4]
     # Pruned below node 2: both paths have one token, and the likelier one is taken.
-    assert accepted(chooser, tree, np.arange(3), logits[:3]) == [0, 1]
+    assert accepted(sampler, tree, np.arange(3), logits[:3]) == [0, 1]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -80,7 +80,7 @@ def test_the_longest_typical_path_by_brute_force(seed):
     kept = np.array(sorted(kept))
     logits = rng.normal(0, 2.5, (len(kept), VOCAB))
     sampling, rule = Sampling(temperature=0.9, top_k=8, seed=seed), TypicalAcceptance(0.05)
-    chooser = Chooser(sampling, lossy_typical=rule)
+    sampler = Sampler(sampling, lossy_typical=rule)
     rows = {int(node): sampling.probabilities(logits[row]) for row, node in enumerate(kept)}
 
     def typical(parent: int, child: int) -> bool:
@@ -105,7 +105,7 @@ def test_the_longest_typical_path_by_brute_force(seed):
         if not children:
             break
         expected += children
-    assert accepted(chooser, tree, kept, logits) == expected
+    assert accepted(sampler, tree, kept, logits) == expected
 
 
 def test_processors_are_asked_with_the_text_of_each_path():
@@ -117,14 +117,14 @@ def test_processors_are_asked_with_the_text_of_each_path():
     def after_one(text, values):
         return np.where(np.arange(VOCAB) == 3, -np.inf, values) if text[-1] == 1 else values
 
-    chooser = Chooser(Sampling(seed=2), (after_one,), TypicalAcceptance())
-    assert accepted(chooser, tree, np.arange(5), logits)[:3] == [0, 2, 4]
+    sampler = Sampler(Sampling(seed=2), (after_one,), TypicalAcceptance())
+    assert accepted(sampler, tree, np.arange(5), logits)[:3] == [0, 2, 4]
 
 
 def test_fewer_calls_than_exact_sampling():
     calls = {True: 0, False: 0}
     for seed in range(20):
         for lossy in calls:
-            chooser = Chooser(Sampling(seed=seed), lossy_typical=TypicalAcceptance() if lossy else None)
-            calls[lossy] += len(list(decode(Markov(), Drafter(8), [0], 30, chooser=chooser)))
+            sampler = Sampler(Sampling(seed=seed), lossy_typical=TypicalAcceptance() if lossy else None)
+            calls[lossy] += len(list(decode(Markov(), Drafter(8), [0], 30, sampler=sampler)))
     assert calls[True] < calls[False]

@@ -32,7 +32,7 @@ def parser() -> CommandParser:
     add(
         "--engine",
         choices=ENGINES,
-        help="engine it is meant for (default: by its attention form, ane where that is unknown)",
+        help="engine it is meant for (default: by how attention is written, ane where that is unknown)",
     )
     add("--device", metavar="NAME", help=f"figures to estimate with: {', '.join(sorted(DEVICES))}")
     add("--bandwidth", type=_positive, metavar="GB/S", help="your own figure in place of the device's")
@@ -67,7 +67,7 @@ def audit_command(arguments: argparse.Namespace) -> None:
 def with_placement(found, source: Path, tools=None):
     """The audit with what Core ML says of every package (`placement.py`)."""
     from ss_convert.audit.placement import placement
-    from ss_convert.coreml.executor import load_package
+    from ss_executor import load_package
 
     packages = []
     for package in found.packages:
@@ -79,8 +79,8 @@ def with_placement(found, source: Path, tools=None):
 
 def _engine_of(source: Path) -> str:
     """The engine that the attention of a bundle or of a package of ss-convert was made for; else `ane`."""
-    from ss_convert.coreml.executor import ExecutorError, load_package
     from ss_device.bundle import MANIFEST, open_bundle
+    from ss_executor import ExecutorError, load_package
 
     graphs = []
     if (source / MANIFEST).is_file():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ss_convert.audit.devices import Device
 from ss_convert.audit.view import Stored, View, bytes_of, size_of
-from ss_convert.coreml.executor.graph import Operation
+from ss_executor.graph import Operation
 
 HEAVY = ("linear", "matmul", "conv", "conv_transpose", "einsum", "scaled_dot_product_attention")
 LAYER = re.compile(r"layers_(\d+)_")

@@ -12,9 +12,9 @@ from ss_convert.audit.costs import Costs, blob_bytes, bytes_by_kind, costs
 from ss_convert.audit.devices import Device
 from ss_convert.audit.rules import Hazard, hazards
 from ss_convert.audit.view import View, bytes_of, view
-from ss_convert.coreml.executor import ExecutorError, load_package
 from ss_device.bundle import MANIFEST, open_bundle
 from ss_device.errors import UserError, one_line
+from ss_executor import ExecutorError, load_package
 
 
 @dataclass(frozen=True)

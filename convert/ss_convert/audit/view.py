@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ss_convert.coreml.executor.dtypes import BY_NAME
-from ss_convert.coreml.executor.graph import Constant, Operation, TensorType
-from ss_convert.coreml.executor.package import Function
+from ss_executor.dtypes import BY_NAME
+from ss_executor.graph import Constant, Operation, TensorType
+from ss_executor.package import Function
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 
 from ss_convert.coreml.parts import Part
-from ss_convert.coreml.selection import one_hot
+from ss_convert.coreml.tree import one_hot
 from ss_device.architecture import Architecture
 
 

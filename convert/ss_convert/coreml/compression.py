@@ -6,7 +6,6 @@ it, and nothing has to be compressed again when packages are merged. Everything 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +13,7 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from ss_convert.coreml.lookup_tables import best_values, nearest
-
-INT4_BLOCK = 32
-TABLE_GROUP = {"lut4": 8, "lut6": 16}
-# Fewer channels than this per table cost more than they gain.
-SMALLEST_GROUP = 4
+from ss_convert.coreml.weight_format import INT4_BLOCK, TABLE_GROUP, largest_divisor, table_rows
 
 
 @dataclass(frozen=True)
@@ -42,15 +37,15 @@ class Palettized:
 Stored = np.ndarray | Quantized | Palettized
 
 
-def compress(weight: np.ndarray, form: str) -> Stored:
-    """An fp16 matrix [out, in] as `form` says (`options.WEIGHTS`); `fp16` leaves it as it is."""
-    if form == "fp16":
+def compress(weight: np.ndarray, weight_format: str) -> Stored:
+    """An fp16 matrix [out, in] as `weight_format` says (`WEIGHT_FORMATS`); `fp16` leaves it as it is."""
+    if weight_format == "fp16":
         return weight
-    if form == "int8":
+    if weight_format == "int8":
         return quantize(weight, 8, weight.shape[1])
-    if form == "int4":
+    if weight_format == "int4":
         return quantize(weight, 4, largest_divisor(weight.shape[1], INT4_BLOCK))
-    return palettize(weight, int(form.removeprefix("lut")), TABLE_GROUP[form])
+    return palettize(weight, int(weight_format.removeprefix("lut")), TABLE_GROUP[weight_format])
 
 
 def quantize(weight: np.ndarray, bits: int, block: int) -> Quantized:
@@ -76,25 +71,6 @@ def palettize(weight: np.ndarray, bits: int, group: int) -> Palettized:
     found = [nearest(row, best_values(row, 2**bits)) for row in groups]
     indices = np.stack([indices for indices, _ in found]).reshape(out, width)
     return Palettized(indices, np.stack([table for _, table in found]), bits)
-
-
-def stored_bytes(shape: tuple[int, ...], form: str) -> int:
-    """Bytes that `compress` leaves of an fp16 array of this shape."""
-    size = math.prod(shape)
-    if form == "fp16":
-        return 2 * size
-    out, width = shape
-    if form.startswith("int"):
-        block = width if form == "int8" else largest_divisor(width, INT4_BLOCK)
-        return size * int(form.removeprefix("int")) // 8 + 2 * out * (width // block)
-    bits, group = int(form.removeprefix("lut")), table_rows(out, TABLE_GROUP[form])
-    return -(-size * bits // 8) + 2 * 2**bits * (out // group)
-
-
-def table_rows(out: int, group: int) -> int:
-    """Rows that share a table: the largest divisor of `out` up to `group`, or all where it is too small."""
-    group = largest_divisor(out, group)
-    return out if group < SMALLEST_GROUP else group
 
 
 def num_rows(stored: Stored) -> int:
@@ -123,11 +99,6 @@ def _rows(stored: Stored, start: int, stop: int, group: int) -> Stored:
     one_table = stored.table.shape[0] == 1
     table = stored.table if one_table else stored.table[start // group : -(-stop // group)]
     return Palettized(stored.indices[start:stop], table, stored.bits)
-
-
-def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` up to `limit`."""
-    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
 
 
 def constant(name: str, stored: Stored, trailing: int = 0):

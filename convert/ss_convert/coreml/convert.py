@@ -13,16 +13,19 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 from ss_convert.coreml.adapter_inputs import InputWeights, adapter_shapes
 from ss_convert.coreml.attention import for_attention
-from ss_convert.coreml.interface import STATE, Shapes, functions_of, num_slots
-from ss_convert.coreml.layers import Decoder
-from ss_convert.coreml.options import CoreMLOptions, check_adapter
-from ss_convert.coreml.package import save_package
-from ss_convert.coreml.part_interface import (
+from ss_convert.coreml.interface import (
+    STATE,
+    Shapes,
+    functions_of,
+    num_slots,
     part_prefill_inputs,
     part_state_shape,
     part_step_inputs,
     sources,
 )
+from ss_convert.coreml.layers import Decoder
+from ss_convert.coreml.options import CoreMLOptions, check_adapter
+from ss_convert.coreml.package import save_package
 from ss_convert.coreml.parts import Part, part_names, parts_of, whole
 from ss_convert.coreml.prefill_function import build_prefill
 from ss_convert.coreml.step_function import build_step

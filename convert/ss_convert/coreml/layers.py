@@ -85,7 +85,7 @@ class Decoder:
         return self._constants[name]
 
     def matrix(self, name: str):
-        """A projection's weight in the form of the layout's product."""
+        """A projection's weight as the layout's product takes it."""
         key = f"{name}, for products"
         if key not in self._constants:
             stored = self.weights.stored(name)

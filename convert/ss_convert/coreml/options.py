@@ -1,19 +1,19 @@
-"""CoreMLOptions: the sizes a Core ML package is built for and the form of its graph."""
+"""CoreMLOptions: the sizes a Core ML package is built for and the choices of its graph."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from ss_convert.coreml.weight_format import WEIGHT_FORMATS
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
 
 PRUNE_OVER = ("draft", "vocabulary")
-WEIGHTS = ("fp16", "int8", "int4", "lut4", "lut6")
 CHOICES = {
     "prune_over": PRUNE_OVER,
-    "weights": WEIGHTS,
-    "embedding_weights": WEIGHTS,
+    "weights": WEIGHT_FORMATS,
+    "embedding_weights": WEIGHT_FORMATS,
     "layout": ("linear", "conv"),
     "attention": ("explicit", "fused"),
     "commit": ("one-hot", "gather"),

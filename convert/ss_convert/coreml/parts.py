@@ -1,14 +1,19 @@
 """A decoder cut at layer boundaries into parts that run one after another, each a package of its own.
 
-What a part is given and what it passes on is in `part_interface.py`, how cuts are chosen in `cutting.py`.
+What a part is given and what it passes on is in `interface.py`. Cuts make files as even as layer boundaries
+allow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ss_convert.coreml.options import CoreMLOptions
+from ss_convert.coreml.weight_format import TABLES, stored_bytes, weight_format_of
+from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
+from ss_device.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -60,3 +65,92 @@ def part_names(name: str, count: int) -> tuple[str, ...]:
         return (f"{name}.mlpackage",)
     width = len(str(count))
     return tuple(f"{name}-{index:0{width}d}-of-{count}.mlpackage" for index in range(1, count + 1))
+
+
+# PLATFORM: files above about 1 GB leave the Neural Engine. Tables of the functions come on top.
+LARGEST_FILE = 950_000_000
+
+
+def choose_cuts(
+    architecture: Architecture,
+    adapters: Sequence[tuple[Adapter, CoreMLOptions]],
+    options: CoreMLOptions,
+    parts: int | str,
+) -> tuple[int, ...]:
+    """Cuts of `parts` parts whose largest file is smallest; `auto`: as few parts as stay under 1 GB.
+
+    adapters: those that the packages are made for. Raises UserError for more parts than layers, or
+    where a single layer is too large for a file.
+    """
+    layers = architecture.num_layers
+    if parts != "auto" and parts > layers:
+        raise UserError(f"--parts {parts} exceeds the {layers} layers of the base")
+    sizes = _Sizes(architecture, adapters, options)
+    for count in range(1, layers + 1) if parts == "auto" else (parts,):
+        largest, cuts = _even_cuts(sizes, layers, count)
+        if parts != "auto" or largest <= LARGEST_FILE:
+            return cuts
+    raise UserError(
+        f"--parts auto: even one layer per part leaves a file of {largest / 1e9:.2f} GB, the most is "
+        f"{LARGEST_FILE / 1e9:.2f} GB; store the weights in fewer bits"
+    )
+
+
+def _even_cuts(sizes: _Sizes, layers: int, count: int) -> tuple[int, tuple[int, ...]]:
+    """(bytes of the largest part, cuts): the best `count` parts, by dynamic programming."""
+    best = {0: (0, ())}
+    for _ in range(count):
+        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for start, (largest, cuts) in best.items():
+            for stop in range(start + 1, layers + 1):
+                entry = (max(largest, sizes.of(Part(start, stop, layers))), (*cuts, start))
+                if stop not in found or entry < found[stop]:
+                    found[stop] = entry
+        best = found
+    largest, starts = best[layers]
+    return largest, starts[1:]
+
+
+class _Sizes:
+    """Weight bytes of parts, from shapes alone: base weights as stored, adapters' own in fp16."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        adapters: Sequence[tuple[Adapter, CoreMLOptions]],
+        options: CoreMLOptions,
+    ) -> None:
+        formats = (options.weights, options.embedding_weights)
+        shapes = architecture.weight_shapes()
+        base = {n: stored_bytes(shape, weight_format_of(n, shape, formats)) for n, shape in shapes.items()}
+        self._layers = [_of_layer(base, i) for i in range(architecture.num_layers)]
+        for adapter, _ in adapters:
+            self._add(adapter)
+        self._embedding = base["embed.weight"] + base.get("positions.weight", 0)
+        self._head = base[TABLES[0] if architecture.tied_head else TABLES[1]]
+        self._tied = architecture.tied_head
+        self._pruned_at = {
+            architecture.num_layers - adapter.config.num_msa_layers
+            for adapter, chosen in adapters
+            if chosen.prunes
+        }
+
+    def _add(self, adapter: Adapter) -> None:
+        first = len(self._layers) - adapter.config.num_msa_layers
+        for name, pair in adapter.lora.items():
+            self._layers[int(name.split(".")[1])] += sum(2 * factor.size for factor in pair)
+        for name, tensor in adapter.tensors.items():
+            if name.startswith(("stream_adapters.", "stream_lora.")):
+                self._layers[first + int(name.split(".")[1])] += 2 * tensor.size
+
+    def of(self, part: Part) -> int:
+        """Bytes of a part; early-exit pruning needs the head where the first MSA layer is."""
+        heads = part.is_last or any(layer in part.layers for layer in self._pruned_at)
+        tables = self._embedding if part.is_first else 0
+        if heads and not (part.is_first and self._tied):
+            tables += self._head
+        return tables + sum(self._layers[layer] for layer in part.layers)
+
+
+def _of_layer(sizes: Mapping[str, int], layer: int) -> int:
+    return sum(size for name, size in sizes.items() if name.startswith(f"layers.{layer}."))

@@ -8,7 +8,7 @@ from coremltools.converters.mil import Builder as mb
 from ss_convert.coreml.cache import Cache, stack_rows
 from ss_convert.coreml.layers import Decoder, View, gather_tables, split, split_rotary
 from ss_convert.coreml.options import CoreMLOptions
-from ss_convert.coreml.tree_inputs import outside_window
+from ss_convert.coreml.tree import outside_window
 
 
 def build_prefill(decoder: Decoder, options: CoreMLOptions, rotary_tables: dict, inputs: dict):

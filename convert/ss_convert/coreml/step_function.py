@@ -10,12 +10,19 @@ from ss_convert.coreml.layers import Decoder, View, gather_tables, split_rotary
 from ss_convert.coreml.options import CoreMLOptions
 from ss_convert.coreml.parts import split_layers
 from ss_convert.coreml.prefill_function import plain_layer
-from ss_convert.coreml.pruning import kept_selection
-from ss_convert.coreml.selection import one_hot, row_sums, select
 from ss_convert.coreml.streams import StreamLayers
 from ss_convert.coreml.tables import stream_offsets
-from ss_convert.coreml.tree_inputs import Nodes, keep_nodes, read_nodes, within_window
-from ss_convert.coreml.verification import accepted_row
+from ss_convert.coreml.tree import (
+    Nodes,
+    accepted_row,
+    keep_nodes,
+    kept_selection,
+    one_hot,
+    read_nodes,
+    row_sums,
+    select,
+    within_window,
+)
 from ss_device.config import SpeculativeConfig
 
 
@@ -30,12 +37,12 @@ def build_step(
     part, layers = decoder.part, StreamLayers(decoder, config, options.num_kept)
     cache = Cache(inputs["kv_cache"], decoder.architecture, part, options.context, options.commit)
     committed = (inputs.get("commit_nodes"), inputs.get("commit_rows"))
-    cache.commit(inputs["commit_position"], *committed, layers.first)
+    cache.commit(inputs["commit_position"], *committed, layers.first_msa_layer)
     tokens = mb.squeeze(x=inputs["tokens"], axes=[0]) if "tokens" in inputs else None
     positions = inputs.get("positions")
     nodes = read_nodes(inputs, options.num_nodes, options.context)
     seen = {window: within_window(nodes, positions, window) for window in rotary_tables}
-    below, upper_layers = split_layers(part, layers.first)
+    below, upper_layers = split_layers(part, layers.first_msa_layer)
     rotary = gather_tables(rotary_tables, positions)
     ahead = _stream_tables(rotary_tables, positions, config) if upper_layers else {}
     views = {w: View(_node_mask(inputs, n, w), split_rotary(rotary[w])) for w, n in seen.items()}
@@ -52,7 +59,7 @@ def build_step(
     if options.prunes:
         selection = (
             kept_selection(decoder, config, options, hidden, tokens, nodes)
-            if part.first <= layers.first
+            if part.first <= layers.first_msa_layer
             else one_hot(inputs["previous_kept"], options.num_nodes)
         )
         nodes = keep_nodes(nodes, selection)
@@ -61,7 +68,7 @@ def build_step(
     rotary = _with_streams(rotary, ahead, config, selection)
     views = {w: View(layers.mask(n, gate), split_rotary(rotary[w])) for w, n in seen.items()}
     rows = hidden
-    if part.first <= layers.first:
+    if part.first <= layers.first_msa_layer:
         step = _position_step(decoder, positions, config, selection)
         rows = layers.start(select(selection, decoder.layout.leave(hidden)), step)
     rows, upper = layers.run(rows, upper_layers, cache, views)

@@ -12,7 +12,7 @@ from coremltools.converters.mil import Builder as mb
 from ss_convert.coreml.cache import Cache
 from ss_convert.coreml.layers import Decoder, View, rotate, split
 from ss_convert.coreml.tables import main_stream_columns, own_stream_mask, rest, value_turns
-from ss_convert.coreml.tree_inputs import Nodes
+from ss_convert.coreml.tree import Nodes
 from ss_device.config import SpeculativeConfig
 
 
@@ -22,7 +22,7 @@ class StreamLayers:
     def __init__(self, decoder: Decoder, config: SpeculativeConfig, num_kept: int) -> None:
         self.decoder = decoder
         self.config = config
-        self.first = decoder.architecture.num_layers - config.num_msa_layers
+        self.first_msa_layer = decoder.architecture.num_layers - config.num_msa_layers
         self._sizes = [num_kept, num_kept * config.num_streams]
 
     def start(self, main, position_step=None):
@@ -121,7 +121,7 @@ class StreamLayers:
     def _adapter(self, layer: int, streams):
         if not self.config.stream_adapter_rank:
             return None
-        part, name = self.decoder.weights.part, f"stream_adapters.{layer - self.first}"
+        part, name = self.decoder.weights.part, f"stream_adapters.{layer - self.first_msa_layer}"
         return self.decoder.low_rank(name, streams, part(f"{name}.down"), part(f"{name}.up"))
 
     def _correction(self):
@@ -131,7 +131,7 @@ class StreamLayers:
         part, scale = self.decoder.weights.part, self.config.stream_lora_scale
 
         def correct(layer: int, name: str, rows, out):
-            factors = f"stream_lora.{layer - self.first}.{name}"
+            factors = f"stream_lora.{layer - self.first_msa_layer}.{name}"
             streams = self.decoder.layout.split(rows, self._sizes)[1]
             delta = self.decoder.low_rank(
                 factors, streams, part(f"{factors}.a"), part(f"{factors}.b"), scale

@@ -7,18 +7,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from ss_convert.coreml.compression import Stored, compress
+from ss_convert.coreml.weight_format import weight_format_of
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.base_model import check_shapes
 from ss_device.errors import UserError
 
-TABLES = ("embed.weight", "head.weight")
-
 
 class BaseWeights:
-    """Canonical base weights in their stored form, each made once for all adapters.
+    """Canonical base weights as they are stored, each made once for all adapters.
 
-    weights, embedding_weights: `options.WEIGHTS`, for matrices of the layers and for embedding and
+    weights, embedding_weights: `WEIGHT_FORMATS`, for matrices of the layers and for embedding and
     head. Norms and other vectors stay fp16.
     """
 
@@ -26,13 +25,13 @@ class BaseWeights:
         self,
         architecture: Architecture,
         weights: Mapping[str, np.ndarray],
-        form: str = "fp16",
-        embedding_form: str = "fp16",
+        weight_format: str = "fp16",
+        embedding_format: str = "fp16",
     ) -> None:
         check_shapes(weights, architecture.weight_shapes(), "base weights")
         self._tied = architecture.tied_head
         self._weights, self._shapes = weights, architecture.weight_shapes()
-        self._forms = (form, embedding_form)
+        self._formats = (weight_format, embedding_format)
         self._half: dict[str, np.ndarray] = {}
         self._stored: dict[str, Stored] = {}
 
@@ -46,30 +45,23 @@ class BaseWeights:
     def half(self, name: str) -> np.ndarray:
         """A weight in fp16, as it was before compression; kept where it is stored so."""
         name = self.name(name)
-        if self.form(name) != "fp16":
+        if self.weight_format(name) != "fp16":
             return to_half(name, self._weights[name])
         if name not in self._half:
             self._half[name] = to_half(name, self._weights[name])
         return self._half[name]
 
-    def form(self, name: str) -> str:
+    def weight_format(self, name: str) -> str:
         """How a weight is stored."""
         name = self.name(name)
-        return form_of(name, self._shapes[name], self._forms)
+        return weight_format_of(name, self._shapes[name], self._formats)
 
     def stored(self, name: str) -> Stored:
         """A weight as the package holds it."""
         name = self.name(name)
         if name not in self._stored:
-            self._stored[name] = compress(self.half(name), self.form(name))
+            self._stored[name] = compress(self.half(name), self.weight_format(name))
         return self._stored[name]
-
-
-def form_of(name: str, shape: tuple[int, ...], forms: tuple[str, str]) -> str:
-    """How a weight is stored when `forms` are those of matrices of the layers and of embedding and head."""
-    if name == "positions.weight" or len(shape) != 2:
-        return "fp16"
-    return forms[name in TABLES]
 
 
 class ExportWeights:

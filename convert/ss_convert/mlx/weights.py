@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ss_device.adapter import Adapter
-from ss_device.bundle import PARENT_BIAS
+from ss_device.bundle import BIGRAM_BIAS
 from ss_device.checkpoint_weights import blocks, write_stored, write_tensors
 from ss_device.errors import UserError
 
@@ -29,7 +29,7 @@ def write_base(weights: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
-    """Write an adapter's tensors in float16 (DESIGN: Bundle), but for a parent bias that others share.
+    """Write an adapter's tensors in float16 (DESIGN: Bundle), but for a bigram bias that others share.
 
     Names are those of `ss_device.config.tensor_shapes`; in shared mode also `lora.<projection>.a`
     [rank, in] and `.b` [out, rank], e.g. `lora.layers.3.attn.q.a`, not yet multiplied by lora_alpha /
@@ -41,31 +41,31 @@ def write_adapter(adapter: Adapter, path: Path) -> None:
 def own_tensors(adapter: Adapter) -> dict[str, np.ndarray]:
     """What stands in the adapter's own file."""
     own = {
-        n: t for n, t in adapter.tensors.items() if not (adapter.config.markov_shared and n in PARENT_BIAS)
+        n: t for n, t in adapter.tensors.items() if not (adapter.config.bigram_shared and n in BIGRAM_BIAS)
     }
     return {**own, **adapter.lora_tensors()}
 
 
-def shared_parent_bias(adapter: Adapter) -> dict[str, np.ndarray]:
-    """The factors of a parent bias that was trained once for the base; {} for an own one or none."""
-    return {name: adapter.tensors[name] for name in PARENT_BIAS} if adapter.config.markov_shared else {}
+def shared_bigram_bias(adapter: Adapter) -> dict[str, np.ndarray]:
+    """The factors of a bigram bias that was trained once for the base; {} for an own one or none."""
+    return {name: adapter.tensors[name] for name in BIGRAM_BIAS} if adapter.config.bigram_shared else {}
 
 
-def parent_bias_file(adapter: Adapter) -> str | None:
-    """Where a bundle holds a shared parent bias: by its content, so equal ones are one file."""
-    if not (tensors := shared_parent_bias(adapter)):
+def bigram_bias_file(adapter: Adapter) -> str | None:
+    """Where a bundle holds a shared bigram bias: by its content, so equal ones are one file."""
+    if not (tensors := shared_bigram_bias(adapter)):
         return None
     digest = hashlib.sha256()
-    for name in PARENT_BIAS:
+    for name in BIGRAM_BIAS:
         digest.update(_half(name, tensors[name]).tobytes())
-    return f"mlx/parent_bias/{digest.hexdigest()[:16]}.safetensors"
+    return f"mlx/bigram_bias/{digest.hexdigest()[:16]}.safetensors"
 
 
-def write_parent_bias(adapter: Adapter, folder: Path) -> None:
-    """Write a shared parent bias into a bundle's folder, unless an adapter before brought the same."""
-    name = parent_bias_file(adapter)
+def write_bigram_bias(adapter: Adapter, folder: Path) -> None:
+    """Write a shared bigram bias into a bundle's folder, unless an adapter before brought the same."""
+    name = bigram_bias_file(adapter)
     if name and not (folder / name).exists():
-        _save(shared_parent_bias(adapter), folder / name)
+        _save(shared_bigram_bias(adapter), folder / name)
 
 
 def _save(tensors: Mapping[str, np.ndarray], path: Path) -> None:

@@ -35,7 +35,7 @@ class CostTable:
 
 
 def tuning_costs(path: Path) -> dict[str, CostTable]:
-    """`application:arithmetic` → table of costs in a `tuning.json`, the device's name before it where the
+    """`application:dtype` → table of costs in a `tuning.json`, the device's name before it where the
     file has several. Raises UserError for a file without one."""
     found = {}
     devices = read_json(path).get("devices")

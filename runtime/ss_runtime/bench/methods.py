@@ -10,12 +10,13 @@ from pathlib import Path
 from ss_device.base_model import open_base, weight_files
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.checkpoint_weights import stored_tensors
-from ss_device.decoding import Drafter, Step, StepModel, decode
+from ss_device.decoding import Drafter, Step, decode
 from ss_device.draft_policy import AdaptiveDrafter
 from ss_device.errors import UserError, library_errors, one_line
 from ss_device.files import check_plain
 from ss_device.native_output import native_output_dropped
 from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
+from ss_device.step_model import StepModel
 from ss_device.strict_json import read_json
 from ss_runtime.backends import fastest_stream_rows, hugging_face_model, open_backend
 from ss_runtime.tuning import AdaptiveChoice, DraftChoice, read_tuning
@@ -78,13 +79,13 @@ def open_method(name: str, setting: Setting) -> Method:
 def drafter_of(name: str, setting: Setting) -> Drafter | AdaptiveDrafter | PromptLookupChain:
     """The drafter of one of our methods."""
     adapter = setting.adapter
-    bias = setting.bundle.parent_bias(adapter)
+    bias = setting.bundle.bigram_bias(adapter)
     if name == "plain":
         return Drafter(1)
     if name == "ss":
-        return Drafter(adapter.num_nodes, parent_bias=bias)
+        return Drafter(adapter.num_nodes, bigram_bias=bias)
     if name == "ss-lookup":
-        return Drafter(adapter.num_nodes, parent_bias=bias, lookup=PromptLookup())
+        return Drafter(adapter.num_nodes, bigram_bias=bias, lookup=PromptLookup())
     if name == "prompt-lookup":
         return PromptLookupChain(min(11, adapter.num_nodes))
     return tuned_choice(setting).drafter(bias)

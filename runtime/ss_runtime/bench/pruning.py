@@ -9,7 +9,7 @@ import numpy as np
 
 from ss_device.decoding import Drafter, decode
 from ss_device.tree import tree_from_parents
-from ss_runtime.mlx_model import MLXStepModel
+from ss_runtime.mlx.step_model import MLXStepModel
 
 
 def kept_sizes(num_nodes: int) -> list[int]:

@@ -5,7 +5,7 @@ The statistics say how often the true tokens after a position had these ranks in
 accepts, on average over positions, the sum of its paths' shares. A k-ary tree and a chain without parent
 bias are such sets; for best-first the set of the most frequent paths stands in, which is the best fixed
 tree: trees that follow each position's own probabilities can do better. Positions count alike, while
-decoding meets those behind a rejection more often, and copies are not predicted.
+decoding meets those behind a rejection more often, and prompt lookup is not predicted.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def path_shares(statistics: dict, whose: str = "the adapter") -> dict[tuple[int,
 
 
 def predicted_tokens_per_call(shares: dict[tuple[int, ...], float], choice: DraftChoice) -> float:
-    """One token of the model's own and the expected accepted ones. Raises ValueError for copies."""
+    """One token of the model's own and the expected accepted ones. Raises ValueError for prompt lookup."""
     if choice.lookup:
-        raise ValueError("copies are not in the rank statistics")
+        raise ValueError("prompt lookup is not in the rank statistics")
     deepest = choice.max_streams or max(map(len, shares), default=0)
     drafted = choice.num_nodes - 1
     if choice.shape == "chain":

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ss_device.decoding import Proposal, StepLimits, StepModel, Verified, decode
+from ss_device.decoding import decode
 from ss_device.draft_policy import NUM_CELLS, AdaptiveDrafter, Experience, StepCosts
+from ss_device.step_model import Proposal, StepLimits, StepModel, Verified
 from ss_device.tree import DraftTree, root_only, tree_from_parents
 from ss_runtime.bench.pruning import decoded_tokens_per_call, measure_pruned
 from ss_runtime.bench.recorded_ranks import path_shares, predicted_tokens_per_call
-from ss_runtime.mlx_model import MLXStepModel
+from ss_runtime.mlx.step_model import MLXStepModel
 from ss_runtime.tuning import AdaptiveChoice, DraftChoice
 
 BLANK_CONTEXT = 256  # tokens behind which steps are timed where no prompt says how long texts are
@@ -161,26 +162,26 @@ def replay(
 
 
 def learn(
-    num_nodes: int, costs: StepCosts, parent_bias, recordings: Sequence[Recording], stop_ids
+    num_nodes: int, costs: StepCosts, bigram_bias, recordings: Sequence[Recording], stop_ids
 ) -> Experience:
     """Experience of the recordings: decoded without streams, always with them, then where they pay."""
     rate = 1.0 / costs.seconds[0]
     blank = Experience(rate, ((2.0, costs.up_to(num_nodes)[min(7, num_nodes - 1)]),) * NUM_CELLS)
     found = {}
     for streams in ("never", "always"):
-        drafter = AdaptiveDrafter(num_nodes, costs, blank, parent_bias, streams=streams)
+        drafter = AdaptiveDrafter(num_nodes, costs, blank, bigram_bias, streams=streams)
         replay(drafter, recordings, costs, stop_ids)
         found[streams] = drafter.experience()
     never, always = found["never"], found["always"]
-    start = replace(always, rate=max(never.rate, always.rate), copies=never.copies)
-    drafter = AdaptiveDrafter(num_nodes, costs, start, parent_bias)
+    start = replace(always, rate=max(never.rate, always.rate), lookup=never.lookup)
+    drafter = AdaptiveDrafter(num_nodes, costs, start, bigram_bias)
     replay(drafter, recordings, costs, stop_ids)
     return drafter.experience()
 
 
 def tune(
     model: MLXStepModel,
-    parent_bias,
+    bigram_bias,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     stop_ids: frozenset[int],
@@ -201,35 +202,35 @@ def tune(
         report("recording")
     half = (len(recordings) + 1) // 2
     learned, judged = recordings[:half], recordings[half:] or recordings
-    known = learn(num_nodes, costs, parent_bias, learned, stop_ids)
+    known = learn(num_nodes, costs, bigram_bias, learned, stop_ids)
     wanted = [*candidates(num_nodes, model.limits.num_streams), AdaptiveChoice(num_nodes, costs, known)]
-    evidence = _replayed(wanted, parent_bias, judged, costs, stop_ids, report)
+    evidence = _replayed(wanted, bigram_bias, judged, costs, stop_ids, report)
 
     def decoded(choice: DraftChoice) -> float:
         asked = [recording.prompt for recording in judged]
-        drafter = choice.drafter(parent_bias)
+        drafter = choice.drafter(bigram_bias)
         return decoded_tokens_per_call(model, choice.num_kept, drafter, asked, max_tokens, stop_ids)
 
     more, why = pruned_candidates(dict(zip(wanted[:-1], evidence, strict=False)), table, evidence, decoded)
     choice = _best([*wanted, *more], [*evidence, *why])
     if isinstance(choice, AdaptiveChoice):
-        choice = replace(choice, experience=learn(num_nodes, costs, parent_bias, recordings, stop_ids))
+        choice = replace(choice, experience=learn(num_nodes, costs, bigram_bias, recordings, stop_ids))
     source = f"replay of {len(judged)} of {len(recordings)} prompts' own answers"
     return choice, {"source": source, "costs": table, "candidates": [*evidence, *why]}
 
 
-def _replayed(wanted, parent_bias, recordings, costs: StepCosts, stop_ids, report) -> list[dict]:
+def _replayed(wanted, bigram_bias, recordings, costs: StepCosts, stop_ids, report) -> list[dict]:
     """Evidence of every choice from the recordings."""
     evidence = []
     for choice in wanted:
-        found = replay(choice.drafter(parent_bias), recordings, costs, stop_ids)
+        found = replay(choice.drafter(bigram_bias), recordings, costs, stop_ids)
         evidence.append(_evidence(choice.label(), *found))
         report(choice.label())
     return evidence
 
 
 def tune_by_ranks(
-    model: MLXStepModel, parent_bias, statistics: dict, rounds: int = 9, prunes: bool = False
+    model: MLXStepModel, bigram_bias, statistics: dict, rounds: int = 9, prunes: bool = False
 ) -> tuple[DraftChoice, dict]:
     """As `tune`, without prompts: tokens per call predicted from the adapter's rank statistics."""
     shares = path_shares(statistics)
@@ -239,7 +240,7 @@ def tune_by_ranks(
     proposal = model.prefill([1] * context)
     wanted = rank_candidates(num_nodes, model.limits.num_streams)
     for choice in wanted:
-        drafter, start = choice.drafter(parent_bias), time.thread_time()
+        drafter, start = choice.drafter(bigram_bias), time.thread_time()
         for _ in range(rounds):
             drafter.grow(proposal, frozenset(), model.limits.num_streams)
         host = (time.thread_time() - start) / rounds
@@ -252,7 +253,7 @@ def tune_by_ranks(
 
 
 def rank_candidates(num_nodes: int, num_streams: int) -> list[DraftChoice]:
-    """Drafts without copies, the papers' k-ary tree among them."""
+    """Drafts without prompt lookup, the papers' k-ary tree among them."""
     found = [choice for choice in candidates(num_nodes, num_streams) if not choice.lookup]
     return found + [DraftChoice(size, "k-ary") for size in tree_sizes(num_nodes)[1:]]
 

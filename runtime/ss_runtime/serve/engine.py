@@ -16,9 +16,9 @@ from ss_device.errors import UserError, one_line
 from ss_device.prompt_lookup import PromptLookup
 from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
 from ss_runtime.plain_base import has_streams
+from ss_runtime.samplers import build_sampler
 from ss_runtime.serve.prompts import PromptReader
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
-from ss_runtime.token_choice import make_chooser
 from ss_runtime.tuning import drafts_need_tuning, read_tuning
 
 
@@ -69,7 +69,7 @@ class Usage:
 class Engine:
     """The bundle's adapters and the queue. Everything that touches a model runs in the one worker thread.
 
-    queue: requests that may wait while another one runs; one more gets 429. lookup: draft copies too.
+    queue: requests that may wait while another one runs; one more gets 429. lookup: n-grams draft too.
     Without nodes and lookup an adapter drafts as `ss-bench tune` chose on this device, where it did.
     names: adapters to load (None: all); quantize, kv_bits: as in `AdapterBank`. forget_prompts: every
     prompt is computed from its beginning.
@@ -94,7 +94,7 @@ class Engine:
         self._present = 0
         self._end: float | None = None
         self.prompts = PromptReader(bundle)
-        make_chooser(1.0, {}, {"repetition": 1.1})  # imports now what such a request would wait for
+        build_sampler(1.0, {}, {"repetition": 1.1})  # imports now what such a request would wait for
         self.started = int(time.time())
         self.bank = self._worker.submit(self._open_bank, dtype, names, quantize, kv_bits).result()
         models = [*self.bank.names, self.bank.base_name]
@@ -103,7 +103,7 @@ class Engine:
         self._drafters = {name: self._new_drafter(self.bank.activate(name)) for name in models}
 
     def _open_bank(self, dtype: str, *settings):
-        from ss_runtime.adapter_bank import AdapterBank
+        from ss_runtime.mlx.adapter_bank import AdapterBank
 
         return AdapterBank(self.bundle, dtype, *settings)
 
@@ -183,7 +183,7 @@ class Engine:
         ids = await self.prompts.ids(request)
         limit = request.max_tokens or resident.adapter.max_tokens
         try:
-            check_request(resident.model.limits, 1, len(ids), limit, request.chooser)
+            check_request(resident.model.limits, 1, len(ids), limit, request.sampler)
         except UserError as error:
             raise bad_request(str(error)) from error
         return resident.adapter.app, ids, limit
@@ -225,13 +225,13 @@ class Engine:
         del self._drafters[name]
 
     def _new_drafter(self, resident):
-        """As asked, else as tuned on this device; the base alone has no streams, only copies."""
+        """As asked, else as tuned on this device; the base alone has no streams, only prompt lookup."""
         streams = has_streams(resident.adapter)
         if streams and not (self._nodes or self._lookup):
             tuned = read_tuning(self.bank.bundle, resident.adapter.app, self.bank.dtype)
             if tuned:
                 resident.model.keep(tuned.num_kept or resident.adapter.num_nodes)
-                return tuned.drafter(resident.parent_bias)
+                return tuned.drafter(resident.bigram_bias)
             if drafts_need_tuning():
                 self.untuned.append(resident.adapter.app)
         most = resident.adapter.num_nodes
@@ -243,7 +243,7 @@ class Engine:
             nodes = 1
         lookup = self._lookup if nodes > 1 else None
         return Drafter(
-            nodes, parent_bias=resident.parent_bias, lookup=lookup, use_streams=streams or not lookup
+            nodes, bigram_bias=resident.bigram_bias, lookup=lookup, use_streams=streams or not lookup
         )
 
     async def generate(
@@ -262,11 +262,11 @@ class Engine:
             frozenset(self.bundle.manifest.architecture.eos_ids),
             (*resident.adapter.stop_strings, *request.stop_strings),
             self.prompts.tokenizer,
-            request.chooser,
+            request.sampler,
         )
         if self._forget_prompts:
             await self.run(partial(resident.model.text.trim, 0))
-        usage.prompt_tokens, usage.lossy_typical = len(ids), lossy_epsilon(request.chooser)
+        usage.prompt_tokens, usage.lossy_typical = len(ids), lossy_epsilon(request.sampler)
         try:
             while True:
                 start = time.perf_counter()

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from ss_device.errors import UserError
-from ss_device.sampling import Chooser
+from ss_device.sampling import Sampler
+from ss_runtime.samplers import build_sampler
 from ss_runtime.serve.printable import printable
-from ss_runtime.token_choice import make_chooser
 
 # Fields that change the answer and that this server does not have: refused unless they say nothing.
 UNSUPPORTED = {
@@ -65,7 +65,7 @@ class GenerationRequest:
     prompt: str | list[int] | None
     max_tokens: int | None
     stop_strings: tuple[str, ...]
-    chooser: Chooser | None
+    sampler: Sampler | None
     stream: bool
     stream_usage: bool
 
@@ -97,7 +97,7 @@ def parse_request(body: object, chat: bool, limits: RequestLimits) -> Generation
         prompt=None if chat else _prompt(body, limits),
         max_tokens=wanted,
         stop_strings=_stops(body),
-        chooser=_chooser(body),
+        sampler=_sampler(body),
         stream=bool(_typed(body, "stream", bool)),
         stream_usage=bool(options.get("include_usage")),
     )
@@ -182,7 +182,7 @@ def _stops(body: dict) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _chooser(body: dict) -> Chooser | None:
+def _sampler(body: dict) -> Sampler | None:
     """Greedy unless a temperature is given. `lossy_typical` is this project's addition."""
     temperature = _number(body, "temperature") or 0.0
     settings = {
@@ -200,6 +200,6 @@ def _chooser(body: dict) -> Chooser | None:
     penalties = {name: _number(body, f"{name}_penalty") for name in ("repetition", "presence", "frequency")}
     lossy = _number(body, "lossy_typical")
     try:
-        return make_chooser(temperature, settings, penalties, lossy)
+        return build_sampler(temperature, settings, penalties, lossy)
     except UserError as error:
         raise bad_request(str(error)) from error

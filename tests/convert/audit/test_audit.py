@@ -21,11 +21,11 @@ from ss_convert.audit.report import audit
 from ss_convert.audit.rules import RULES, hazards
 from ss_convert.command import main as ss_convert
 from ss_convert.coreml.convert import CoreMLOptions, write_package
-from ss_convert.coreml.executor import load_package
 from ss_device.base_model import open_base
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
-from tests.convert.executor.harness import save_program
+from ss_executor import load_package
+from tests.executor.harness import save_program
 from tests.tiny_models import make_tiny_base, random_adapter
 
 DEVICE = Device("test", "ane", bandwidth=1.0, compute=0.001, overhead=2.0, source="made up")

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 
 from ss_convert.coreml.convert import CoreMLOptions, write_package
-from ss_convert.coreml.executor import load_package
 from ss_convert.coreml.weights import ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
-from ss_device.decoding import StepModel
 from ss_device.families import canonical_parts
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import StreamModel, attach_adapter, load_base
+from ss_device.step_model import StepModel
 from ss_device.tree import DraftTree, root_only, tree_from_parents
-from ss_runtime.coreml_model import CoreMLStepModel, chained
+from ss_executor import load_package
+from ss_runtime.coreml.step_model import CoreMLStepModel, chained
 from tests.tiny_models import random_adapter
 
 CONTEXT, CHUNK = 48, 8
@@ -52,16 +52,16 @@ def make_pair(base: BaseFolder, config: SpeculativeConfig, options: CoreMLOption
 
 
 def make_coreml(
-    base: BaseFolder, adapter: Adapter, options: CoreMLOptions, path: Path, arithmetic: str = "float32"
+    base: BaseFolder, adapter: Adapter, options: CoreMLOptions, path: Path, dtype: str = "float32"
 ) -> CoreMLStepModel:
     """Write a package and open it on the executor."""
     functions = write_package(base.architecture, base.weights(), adapter, options, path)
-    return open_package(path, functions, adapter.config, base.architecture, arithmetic)
+    return open_package(path, functions, adapter.config, base.architecture, dtype)
 
 
-def open_package(path, functions, config, architecture, arithmetic="float32") -> CoreMLStepModel:
+def open_package(path, functions, config, architecture, dtype="float32") -> CoreMLStepModel:
     packages = [load_package(path.parent / Path(name).name) for name in functions.packages]
-    engines = chained(functions, lambda part, name: packages[part].program(name, arithmetic))
+    engines = chained(functions, lambda part, name: packages[part].program(name, dtype))
     return CoreMLStepModel(*engines, functions, config, architecture)
 
 
@@ -129,9 +129,9 @@ def compare_steps(pair: Pair, prompt: list[int], sizes: list[int], seed: int = 0
         mine, other = pair.coreml.step(tree), pair.reference.step(tree)
         np.testing.assert_array_equal(mine.kept, other.kept)
         np.testing.assert_array_equal(mine.chosen, other.chosen)
-        assert mine.accepted == other.accepted
+        assert mine.accepted_node == other.accepted_node
         np.testing.assert_allclose(mine.stream_logits, other.stream_logits, **TOLERANCE)
-        path = tree.path(mine.accepted)
+        path = tree.path(mine.accepted_node)
         pair.coreml.commit(path)
         pair.reference.commit(path)
         depths.append(len(path) - 1)

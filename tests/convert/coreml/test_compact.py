@@ -7,8 +7,8 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.models.utils import load_spec, save_spec
 
-from ss_convert.coreml.compact import compact
-from ss_convert.coreml.executor import load_package
+from ss_convert.coreml.merging import compact
+from ss_executor import load_package
 
 
 def made(path):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ss_convert.coreml.compression import Palettized, Quantized, compress, largest_divisor
+from ss_convert.coreml.compression import Palettized, Quantized, compress
 from ss_convert.coreml.convert import CoreMLOptions, write_package
-from ss_convert.coreml.executor import load_package
+from ss_convert.coreml.weight_format import largest_divisor
 from ss_convert.coreml.weights import BaseWeights
 from ss_convert.stored_weights import decompressed_constants, stored_weights
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.step_model import ReferenceStepModel
+from ss_executor import load_package
 from tests.convert.coreml.cases import Pair, compare_steps, open_package, prompt_ids
 from tests.tiny_models import make_tiny_base, random_adapter
 
@@ -117,6 +118,6 @@ def test_stored_weights_refuses_a_package_of_another_base(base, tmp_path):
 
 def test_vectors_are_never_compressed(base):
     stored = BaseWeights(base.architecture, base.weights(), "int4", "lut4")
-    assert stored.form("norm.weight") == "fp16" and stored.form("head.weight") == "lut4"
-    assert stored.form("layers.1.mlp.up.weight") == "int4"
+    assert stored.weight_format("norm.weight") == "fp16" and stored.weight_format("head.weight") == "lut4"
+    assert stored.weight_format("layers.1.mlp.up.weight") == "int4"
     np.testing.assert_array_equal(stored.stored("norm.weight"), base.weights()["norm.weight"])

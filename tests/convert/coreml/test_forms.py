@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ss_convert.coreml.convert import CoreMLOptions
-from ss_convert.coreml.executor import load_package
 from ss_convert.coreml.options import PRESETS
 from ss_convert.stored_weights import stored_weights
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.step_model import ReferenceStepModel
+from ss_executor import load_package
 from tests.convert.coreml import cases
 from tests.convert.coreml.cases import (
     CHUNK,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ss_convert.coreml.convert import CoreMLOptions, write_package
-from ss_convert.coreml.executor import load_package
 from ss_device.adapter_inputs import input_values, place_of
 from ss_device.config import paper_config, tensor_shapes
 from ss_device.reference.step_model import ReferenceStepModel
-from ss_runtime.coreml_model import CoreMLStepModel
+from ss_executor import load_package
+from ss_runtime.coreml.step_model import CoreMLStepModel
 from tests.convert.coreml.cases import CONTEXT, Pair, compare_steps, prompt_ids, reference_model
 from tests.tiny_models import make_tiny_base, random_adapter
 

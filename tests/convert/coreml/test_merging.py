@@ -10,11 +10,11 @@ from coremltools.converters.mil.frontend.milproto.load import load
 from coremltools.models.utils import load_spec
 
 from ss_convert.coreml.convert import base_weights, build_programs
-from ss_convert.coreml.executor import load_package
 from ss_convert.coreml.merging import WEIGHTS
 from ss_convert.coreml.options import CoreMLOptions
 from ss_convert.coreml.package import function_path, merge_functions, save_functions
 from ss_device.config import SpeculativeConfig
+from ss_executor import load_package
 from tests.tiny_models import make_tiny_base, random_adapter
 
 # Forms of less than a byte leave bits over; every other type of a constant is in every package.

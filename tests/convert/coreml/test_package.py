@@ -13,7 +13,6 @@ import pytest
 
 import ss_convert.coreml
 from ss_convert.coreml.convert import CoreMLOptions, write_package
-from ss_convert.coreml.executor import load_package
 from ss_convert.coreml.interface import (
     function_names,
     num_slots,
@@ -27,10 +26,11 @@ from ss_convert.coreml.weights import ExportWeights, to_half
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_device.tree import root_only
+from ss_executor import load_package
 from tests.convert.coreml.cases import open_package, plain_text, prompt_ids
 from tests.tiny_models import make_tiny_base, random_adapter
 
-CONFIG = SpeculativeConfig(num_msa_layers=1, num_streams=2, markov_rank=2)
+CONFIG = SpeculativeConfig(num_msa_layers=1, num_streams=2, bigram_rank=2)
 OPTIONS = CoreMLOptions(num_nodes=4, num_kept=3, context=24, chunk=6)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ss_convert.coreml import cutting
-from ss_convert.coreml.compression import compress, stored_bytes
+from ss_convert.coreml import parts
+from ss_convert.coreml.compression import compress
 from ss_convert.coreml.convert import CoreMLOptions
-from ss_convert.coreml.executor import load_package
-from ss_convert.coreml.options import PRESETS, WEIGHTS
+from ss_convert.coreml.options import PRESETS
+from ss_convert.coreml.weight_format import WEIGHT_FORMATS, stored_bytes
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
+from ss_executor import load_package
 from tests.convert.coreml.cases import (
     CHUNK,
     CONTEXT,
@@ -103,7 +104,7 @@ def test_cuts_outside_the_layers_are_refused(base, tmp_path, cuts):
         make_coreml(base, random_adapter(base, PLUS), options, tmp_path / "coreml/a.mlpackage")
 
 
-@pytest.mark.parametrize("form", WEIGHTS)
+@pytest.mark.parametrize("form", WEIGHT_FORMATS)
 @pytest.mark.parametrize("shape", [(64, 96), (24, 40), (14, 22)])
 def test_stored_bytes_are_what_compression_leaves(form, shape):
     weight = np.random.default_rng(0).normal(size=shape).astype(np.float16)
@@ -121,18 +122,18 @@ def test_cuts_make_files_even_and_keep_them_small(base, monkeypatch):
     adapter = random_adapter(base, PLUS)
     options = CoreMLOptions(6, 4, CONTEXT, CHUNK)
 
-    def chosen(parts):
-        return cutting.choose_cuts(base.architecture, [(adapter, options)], options, parts)
+    def chosen(count):
+        return parts.choose_cuts(base.architecture, [(adapter, options)], options, count)
 
     assert chosen("auto") == () and chosen(1) == ()
     # Embedding (first), head (last, and where the first MSA layer prunes) outweigh this base's layers.
     assert chosen(2) == (2,) and chosen(LAYERS) == (1, 2, 3)
     # Half of all weights and both tables: one file is too large, two are not.
     table, layers = 2 * 300 * 24, 2 * LAYERS * (24 * 32 * 12 + 3 * 24 * 48)
-    monkeypatch.setattr(cutting, "LARGEST_FILE", table + layers - 1)
+    monkeypatch.setattr(parts, "LARGEST_FILE", table + layers - 1)
     assert chosen("auto") == chosen(2)
     with pytest.raises(UserError, match="--parts 5 exceeds the 4 layers"):
         chosen(5)
-    monkeypatch.setattr(cutting, "LARGEST_FILE", 1000)
+    monkeypatch.setattr(parts, "LARGEST_FILE", 1000)
     with pytest.raises(UserError, match="even one layer per part leaves a file of"):
         chosen("auto")

@@ -11,7 +11,7 @@ from ss_convert.coreml.options import PRESETS
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_device.sampling import Chooser, Sampling
+from ss_device.sampling import Sampler, Sampling
 from ss_device.tree import root_only, tree_from_parents
 from tests.convert.coreml.cases import (
     CHUNK,
@@ -120,7 +120,7 @@ def test_lossless_text_is_hugging_face_generate(base, paper):
     while len(text) < 20:
         tree = forced_tree(rng, expected[len(text) - 1 :], 8, "binary")
         verified = paper.coreml.step(tree)
-        path = tree.path(verified.accepted)
+        path = tree.path(verified.accepted_node)
         paper.coreml.commit(path)
         text += [int(tree.tokens[v]) for v in path[1:]]
         text.append(int(verified.chosen[path[-1]]))
@@ -150,7 +150,7 @@ def test_cache_after_commits_is_the_cache_from_scratch(base, paper):
     paper.coreml.prefill(prompt)
     for start in (0, 4):
         tree = tree_from_parents(expected[start : start + 4], [-1, 0, 1, 2])
-        assert paper.coreml.step(tree).accepted == 3
+        assert paper.coreml.step(tree).accepted_node == 3
         paper.coreml.commit([0, 1, 2, 3])
     stepped = committed_cache(paper.coreml)
     paper.coreml.prefill(prompt + expected[:8])
@@ -164,7 +164,7 @@ def test_first_of_two_equal_siblings_is_followed(paper):
     tree = tree_from_parents([truth[0], truth[1], truth[1], truth[2]], [-1, 0, 0, 2])
     for model in (paper.coreml, paper.reference):
         model.prefill(prompt)
-        assert model.step(tree).accepted == 1
+        assert model.step(tree).accepted_node == 1
 
 
 SAMPLING_FORMS = {
@@ -216,14 +216,14 @@ def test_a_host_that_chooses_drafts_from_the_node_where_its_walk_ends(sampling):
     assert [model.prefill(prompt, second_best).root for model in models] == truth[:1] * 2
     for shape in ("chain", "binary", "random") * 2:
         tree = forced_tree(rng, truth[at:], 8, shape)
-        greedy = sampling.coreml.step(tree).accepted
+        greedy = sampling.coreml.step(tree).accepted_node
         mine, other = (model.step(tree, second_best) for model in models)
         np.testing.assert_array_equal(mine.kept, other.kept)
         np.testing.assert_array_equal(mine.chosen, other.chosen)
-        assert mine.accepted == other.accepted
+        assert mine.accepted_node == other.accepted_node
         np.testing.assert_allclose(mine.stream_logits, other.stream_logits, **TOLERANCE)
-        elsewhere += mine.accepted != greedy
-        path = tree.path(mine.accepted)
+        elsewhere += mine.accepted_node != greedy
+        path = tree.path(mine.accepted_node)
         for model in models:
             model.commit(path)
         at += len(path)
@@ -241,7 +241,7 @@ def test_sampled_text_is_the_reference_s_with_and_without_drafts(sampling):
                     Drafter(nodes),
                     prompt_ids(9, seed=4),
                     14,
-                    chooser=Chooser(Sampling(temperature=1.3, top_k=20, seed=seed)),
+                    sampler=Sampler(Sampling(temperature=1.3, top_k=20, seed=seed)),
                 )
             )
             for model in (sampling.coreml, sampling.reference)
@@ -260,7 +260,7 @@ def test_a_step_without_commit_changes_nothing(paper):
     paper.coreml.prefill(prompt)
     paper.coreml.step(forced_tree(np.random.default_rng(1), truth, 8, "binary"))
     again = paper.coreml.step(tree_from_parents(truth[:4], [-1, 0, 1, 2]))
-    assert again.accepted == 3
+    assert again.accepted_node == 3
     paper.coreml.commit([0, 1, 2, 3])
     assert paper.coreml.step(tree_from_parents(truth[4:5], [-1])).chosen[0] == truth[5]
 

@@ -18,8 +18,8 @@ from ss_runtime.bench.device_memory import MemoryLedger
 from ss_runtime.bench.measurement import RUN_COLUMNS, Series, interleave, summarize
 from ss_runtime.bench.methods import Run
 from ss_runtime.bench.tuner import candidates
-from ss_runtime.bench_command import main
-from ss_runtime.generate_command import main as ss_generate
+from ss_runtime.commands.bench import main
+from ss_runtime.commands.generate import main as ss_generate
 from ss_runtime.tuning import AdaptiveChoice, DraftChoice, device_name, read_tuning, write_tuning
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS

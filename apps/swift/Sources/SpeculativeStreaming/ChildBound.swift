@@ -2,7 +2,7 @@ import Foundation
 
 /// Tells of a parent that none of its children is probable enough, without ranking them over the vocabulary.
 ///
-/// With a parent bias b_i = u · v_i a child's log-probability is l_i + b_i - log Σ exp(l + b). Jensen's inequality,
+/// With a bigram bias b_i = u · v_i a child's log-probability is l_i + b_i - log Σ exp(l + b). Jensen's inequality,
 /// over any set of tokens and p = softmax(l) on that set, gives
 ///
 ///     log Σ exp(l_i + b_i)  ≥  log Σ exp(l_i) + u · Σ p_i v_i
@@ -24,7 +24,7 @@ struct ChildBound {
     private let meanFactors: [Float]
 
     /// logits: [V] of the parents' depth.
-    init(_ logits: UnsafeBufferPointer<Float>, _ bias: ParentBias) {
+    init(_ logits: UnsafeBufferPointer<Float>, _ bias: BigramBias) {
         maxima = Self.blockMaxima(logits)
         norms = bias.norms.withUnsafeBufferPointer(Self.blockMaxima)
         let largest = maxima.max() ?? 0
@@ -40,7 +40,7 @@ struct ChildBound {
     ///
     /// logits: those of the initialiser.
     func mayReach(
-        _ logProbability: Double, _ logits: UnsafeBufferPointer<Float>, _ bias: ParentBias, parent: Int
+        _ logProbability: Double, _ logits: UnsafeBufferPointer<Float>, _ bias: BigramBias, parent: Int
     ) -> Bool {
         bias.withFactors(parent) { u, v in
             let norm = VectorMath.dot(u, u, width: bias.width).squareRoot()
@@ -101,7 +101,7 @@ struct ChildBound {
     }
 
     /// Σ weight · v over tokens, [width].
-    private static func weightedSum(_ tokens: [Int32], _ weights: [Float], _ bias: ParentBias) -> [Float] {
+    private static func weightedSum(_ tokens: [Int32], _ weights: [Float], _ bias: BigramBias) -> [Float] {
         let lanes = VectorMath.width
         var sums = [VectorMath.Lanes](repeating: .init(repeating: 0), count: bias.width / lanes)
         bias.withFactors(0) { _, v in

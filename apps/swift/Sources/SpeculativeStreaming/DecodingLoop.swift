@@ -119,8 +119,8 @@ public struct DecodingLoop {
         switch request.choice {
         case .greedy:
             let path = walk(tree, kept: verified.kept) { verified.chosen[$0] }
-            guard path.nodes.last == verified.accepted else {
-                throw SpeculativeError.walkMismatch(model: verified.accepted, host: path.nodes.last ?? 0)
+            guard path.nodes.last == verified.acceptedNode else {
+                throw SpeculativeError.walkMismatch(model: verified.acceptedNode, host: path.nodes.last ?? 0)
             }
             return path
         case .sampled(let sampling):
@@ -135,7 +135,7 @@ public struct DecodingLoop {
 
     private func nextDraft(_ accepted: AcceptedPath, _ verified: Verified) throws -> LogitRows? {
         let last = accepted.nodes[accepted.nodes.count - 1]
-        return last == verified.accepted ? verified.streamLogits : try model.streamLogits(ofNode: last)
+        return last == verified.acceptedNode ? verified.streamLogits : try model.streamLogits(ofNode: last)
     }
 
     /// Cuts after the first stop id and at the token limit, and notes the reason if either ended the text.

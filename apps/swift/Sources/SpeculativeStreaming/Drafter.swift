@@ -12,11 +12,11 @@ public struct Drafter: Sendable {
     public let numNodes: Int
     public let shape: Shape
     public let topK: Int
-    public let parentBias: ParentBias?
+    public let bigramBias: BigramBias?
 
     /// Throws `invalidSetting` for less than one node or one child.
     public init(
-        numNodes: Int, shape: Shape = .bestFirst, topK: Int = 3, parentBias: ParentBias? = nil
+        numNodes: Int, shape: Shape = .bestFirst, topK: Int = 3, bigramBias: BigramBias? = nil
     ) throws {
         guard numNodes >= 1 else {
             throw SpeculativeError.invalidSetting("a tree needs at least 1 node, not \(numNodes)")
@@ -27,7 +27,7 @@ public struct Drafter: Sendable {
         self.numNodes = numNodes
         self.shape = shape
         self.topK = topK
-        self.parentBias = parentBias
+        self.bigramBias = bigramBias
     }
 
     /// The same drafter with fewer nodes; nil changes nothing. Throws `tooManyNodes` for more of them.
@@ -36,7 +36,7 @@ public struct Drafter: Sendable {
         guard numNodes <= self.numNodes else {
             throw SpeculativeError.tooManyNodes(requested: numNodes, limit: self.numNodes)
         }
-        return try Drafter(numNodes: numNodes, shape: shape, topK: topK, parentBias: parentBias)
+        return try Drafter(numNodes: numNodes, shape: shape, topK: topK, bigramBias: bigramBias)
     }
 
     /// The draft tree below a root, at most `maxDepth` deep, nothing below stop ids.
@@ -52,6 +52,6 @@ public struct Drafter: Sendable {
         }
         if shape == .chain { limits.maxChildren = 1 }
         return bestFirstTree(
-            root: root, streamLogits: streamLogits, numNodes: numNodes, parentBias: parentBias, limits: limits)
+            root: root, streamLogits: streamLogits, numNodes: numNodes, bigramBias: bigramBias, limits: limits)
     }
 }

@@ -14,8 +14,22 @@ public struct StreamSettings: Codable, Sendable, Equatable {
     public let mode: String
     public let numStreams: Int
     public let mainAttendsStreams: Bool
-    /// Rank of the parent bias, 0 without one.
-    public let markovRank: Int
+    /// Rank of the bigram bias, 0 without one.
+    public let bigramRank: Int
+
+    private enum OldKeys: String, CodingKey {
+        case bigramRank
+    }
+
+    public init(from decoder: Decoder) throws {
+        let values = try decoder.container(keyedBy: CodingKeys.self)
+        mode = try values.decode(String.self, forKey: .mode)
+        numStreams = try values.decode(Int.self, forKey: .numStreams)
+        mainAttendsStreams = try values.decode(Bool.self, forKey: .mainAttendsStreams)
+        // Bundles of earlier versions call it `bigram_rank`.
+        let old = try decoder.container(keyedBy: OldKeys.self).decodeIfPresent(Int.self, forKey: .bigramRank)
+        bigramRank = try old ?? values.decode(Int.self, forKey: .bigramRank)
+    }
 }
 
 /// Where an adapter's Core ML functions are and what sizes they were built for.
@@ -60,13 +74,16 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
     public let stopStrings: [String]
     public let maxTokens: Int
     public let numNodes: Int
-    /// safetensors file with the parent bias among others.
+    /// safetensors file with the bigram bias among others.
     public let tensorFile: String
     public let coreml: CoreMLFunctions?
     /// Path of the golden traces without extension.
     public let golden: String?
-    /// safetensors file with a parent bias that adapters share; nil: it is in `tensorFile`.
-    public let parentBiasFile: String?
+    /// safetensors file with a bigram bias that adapters share; nil: it is in `tensorFile`.
+    public var sharedBigramBiasFile: String? { bigramBiasFile ?? bigramBiasFile }
+    private let bigramBiasFile: String?
+    /// What bundles of earlier versions call it.
+    private let bigramBiasFile: String?
 
     /// The golden traces that its package must replay; nil without any.
     public var packageGolden: String? { coreml?.golden ?? golden }

@@ -94,7 +94,7 @@ public struct Replay {
     }
 
     private mutating func compareStreams(_ step: TraceStep, _ verified: Verified) {
-        guard verified.accepted == step.path.last, verified.streamLogits.rows > 0 else { return }
+        guard verified.acceptedNode == step.path.last, verified.streamLogits.rows > 0 else { return }
         let perStream = step.probeIDs.count / verified.streamLogits.rows
         for (index, (id, expected)) in zip(step.probeIDs, step.probeLogits).enumerated() {
             let row = index / perStream

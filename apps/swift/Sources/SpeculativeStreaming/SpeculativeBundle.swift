@@ -43,22 +43,24 @@ public struct SpeculativeBundle: Sendable {
     public var stopIDs: Set<Int> { Set(manifest.architecture.eosIds) }
 
     /// The adapter's bigram term, nil without one. Throws for a missing or damaged tensor file.
-    public func parentBias(of adapter: BundledAdapter) throws -> ParentBias? {
-        guard adapter.config.markovRank > 0 else { return nil }
-        let file = url.appendingPathComponent(adapter.parentBiasFile ?? adapter.tensorFile)
+    public func bigramBias(of adapter: BundledAdapter) throws -> BigramBias? {
+        guard adapter.config.bigramRank > 0 else { return nil }
+        let file = url.appendingPathComponent(adapter.sharedBigramBiasFile ?? adapter.tensorFile)
         let tensors = try TensorFile(contentsOf: file)
-        let (u, v) = (try tensors.floats("markov.u"), try tensors.floats("markov.v"))
-        let expected = manifest.architecture.vocabSize * adapter.config.markovRank
+        // Bundles of earlier versions call the factors `markov`.
+        let prefix = tensors.names.contains("markov.u") ? "markov" : "bigram"
+        let (u, v) = (try tensors.floats("\(prefix).u"), try tensors.floats("\(prefix).v"))
+        let expected = manifest.architecture.vocabSize * adapter.config.bigramRank
         guard u.count == expected, v.count == expected else {
             throw SpeculativeError.damagedFile(
-                path: file.path, reason: "the parent bias does not have vocabulary × rank numbers")
+                path: file.path, reason: "the bigram bias does not have vocabulary × rank numbers")
         }
-        return ParentBias(u: u, v: v, rank: adapter.config.markovRank)
+        return BigramBias(u: u, v: v, rank: adapter.config.bigramRank)
     }
 
     /// SHA-256 of what stands for the weights of base and adapter: their files' SHA-256, one per line.
     public func weightsDigest(_ adapter: BundledAdapter) -> String {
-        let names = ["mlx/base.safetensors", adapter.tensorFile, adapter.parentBiasFile].compactMap { $0 }
+        let names = ["mlx/base.safetensors", adapter.tensorFile, adapter.sharedBigramBiasFile].compactMap { $0 }
         let lines = names.map { manifest.files[$0]?.sha256 ?? "" }
         return sha256(of: Data(lines.joined(separator: "\n").utf8))
     }
@@ -87,7 +89,7 @@ public struct SpeculativeBundle: Sendable {
     ) throws -> Drafter {
         try Drafter(
             numNodes: numNodes ?? adapter.numNodes, shape: shape, topK: topK,
-            parentBias: try parentBias(of: adapter))
+            bigramBias: try bigramBias(of: adapter))
     }
 
     /// What is wrong with the description of a model's packages, nil for nothing.

@@ -36,16 +36,16 @@ public struct Verified: Sendable {
     /// The model's own greedy token at each kept node [K'].
     public let chosen: [Int]
     /// The node where the greedy walk ends.
-    public let accepted: Int
-    /// Stream logits [γ, V] of `accepted`.
+    public let acceptedNode: Int
+    /// Stream logits [γ, V] of `acceptedNode`.
     public let streamLogits: LogitRows
     /// Main logits [K', V], where a back end returns them; sampling needs them.
     public let logits: LogitRows?
 
-    public init(kept: [Int], chosen: [Int], accepted: Int, streamLogits: LogitRows, logits: LogitRows? = nil) {
+    public init(kept: [Int], chosen: [Int], acceptedNode: Int, streamLogits: LogitRows, logits: LogitRows? = nil) {
         self.kept = kept
         self.chosen = chosen
-        self.accepted = accepted
+        self.acceptedNode = acceptedNode
         self.streamLogits = streamLogits
         self.logits = logits
     }

@@ -11,14 +11,14 @@ struct GrowthLimits {
 /// The `numNodes` most probable nodes, path probability = product of edge probabilities.
 ///
 /// Row g-1 of `streamLogits` [γ, V] gives the children at depth g, re-weighted by the true parent token when
-/// there is a parent bias. Best-first search pops nodes in order of path probability, so the result is the
+/// there is a bigram bias. Best-first search pops nodes in order of path probability, so the result is the
 /// optimal tree of that size and closed under ancestors (METHOD: Draft trees). Ties go to the node whose
 /// place was created first, and among one parent's children to the lower token id.
 func bestFirstTree(
-    root: Int, streamLogits: LogitRows, numNodes: Int, parentBias: ParentBias?, limits: GrowthLimits
+    root: Int, streamLogits: LogitRows, numNodes: Int, bigramBias: BigramBias?, limits: GrowthLimits
 ) -> DraftTree {
     let depthLimit = min(limits.maxDepth ?? streamLogits.rows, streamLogits.rows)
-    var children = ChildTable(streamLogits, parentBias, count: min(limits.maxChildren, numNodes))
+    var children = ChildTable(streamLogits, bigramBias, count: min(limits.maxChildren, numNodes))
     var tokens = [root]
     var parents = [-1]
     var depths = [0]
@@ -32,7 +32,7 @@ func bestFirstTree(
         guard !place.isBound else {
             // Its cost was only bounded from below; now that it leads, the exact one is worth computing.
             frontier.settle(place, logProbability: ranked.logProbabilities[0])
-            if parentBias != nil { horizon.add(ranked, parentCost: place.cost) }
+            if bigramBias != nil { horizon.add(ranked, parentCost: place.cost) }
             continue
         }
         let node = tokens.count
@@ -84,43 +84,43 @@ private func largestFirst(_ logits: UnsafeBufferPointer<Float>, count: Int) -> [
     return best
 }
 
-/// Ranked children, computed once per (depth of the parent, parent token). Without a parent bias the token
+/// Ranked children, computed once per (depth of the parent, parent token). Without a bigram bias the token
 /// does not matter.
 private struct ChildTable {
     private let streamLogits: LogitRows
-    private let parentBias: ParentBias?
+    private let bigramBias: BigramBias?
     private let count: Int
     private var ranker = ChildRanker()
     private var known: [[Int: RankedChildren]]
     private var bounds: [ChildBound?]
 
-    init(_ streamLogits: LogitRows, _ parentBias: ParentBias?, count: Int) {
+    init(_ streamLogits: LogitRows, _ bigramBias: BigramBias?, count: Int) {
         self.streamLogits = streamLogits
-        self.parentBias = parentBias
+        self.bigramBias = bigramBias
         self.count = count
         known = Array(repeating: [:], count: streamLogits.rows)
         bounds = Array(repeating: nil, count: streamLogits.rows)
     }
 
     /// Whether a child may have at least this log-probability. Costs next to nothing beside ranking over the
-    /// vocabulary for a parent bias, without which every parent of a depth has the same children.
+    /// vocabulary for a bigram bias, without which every parent of a depth has the same children.
     mutating func mayReach(_ logProbability: Double, depth: Int, token: Int) -> Bool {
-        guard let parentBias, logProbability > -.infinity, known[depth][token] == nil else { return true }
+        guard let bigramBias, logProbability > -.infinity, known[depth][token] == nil else { return true }
         return streamLogits.withRow(depth) { row in
-            let bound = bounds[depth] ?? ChildBound(row, parentBias)
+            let bound = bounds[depth] ?? ChildBound(row, bigramBias)
             bounds[depth] = bound
-            return bound.mayReach(logProbability, row, parentBias, parent: token)
+            return bound.mayReach(logProbability, row, bigramBias, parent: token)
         }
     }
 
     mutating func ranked(depth: Int, token: Int) -> RankedChildren {
-        let key = parentBias == nil ? -1 : token
+        let key = bigramBias == nil ? -1 : token
         if let found = known[depth][key] { return found }
         let count = count
         let fresh = streamLogits.withRow(depth) { row -> RankedChildren in
-            guard let parentBias else { return ranker.rank(row, count: count) }
+            guard let bigramBias else { return ranker.rank(row, count: count) }
             return withUnsafeTemporaryAllocation(of: Float.self, capacity: row.count) { biased in
-                parentBias.add(to: row, parent: token, into: biased)
+                bigramBias.add(to: row, parent: token, into: biased)
                 return ranker.rank(UnsafeBufferPointer(biased), count: count)
             }
         }
@@ -137,7 +137,7 @@ private struct Place {
     let parent: Int
     let rank: Int
     /// A parent's first child costs at least what the parent costs; its children are only ranked (with a
-    /// parent bias over the whole vocabulary) when that bound leads the queue.
+    /// bigram bias over the whole vocabulary) when that bound leads the queue.
     var isBound: Bool
 
     /// Earlier in the queue. A bound precedes an equal exact cost, because what it hides may be equal.

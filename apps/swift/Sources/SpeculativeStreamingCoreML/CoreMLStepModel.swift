@@ -103,7 +103,7 @@
             return Verified(
                 kept: Array(kept),
                 chosen: Array(try output("chosen", outputs).readIntegers().prefix(kept.count)),
-                accepted: accepted,
+                acceptedNode: accepted,
                 streamLogits: try streamLogits(ofNode: accepted) ?? streams.readLogits(),
                 logits: wantsLogits ? try output("logits", outputs).readLogits(rows: kept.count) : nil)
         }

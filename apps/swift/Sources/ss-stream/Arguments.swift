@@ -47,7 +47,7 @@ struct Arguments {
           --nodes N              tree nodes per call (default: the bundle's)
           --plain                no drafts: one token per call
           --shape SHAPE          best-first, chain or k-ary; --tree-top-k K children per node of a k-ary tree
-          --temperature T        sample; with --sample-top-k K, --top-p P, --min-p P, --seed S
+          --temp T               sample; with --top-k K, --top-p P, --min-p P, --seed S
           --compute-units UNITS  all, cpu, cpu-gpu or cpu-ane
           --cache FOLDER         where compiled packages are kept
           --max-steps N          of each trace with --validate
@@ -118,13 +118,13 @@ struct Arguments {
 
     private mutating func readSampling(_ word: String, _ value: String) throws {
         switch word {
-        case "--sample-top-k": sampleTopK = try positive(word, value)
+        case "--top-k": sampleTopK = try positive(word, value)
         case "--seed":
             guard let number = UInt64(value) else { throw bad("--seed: '\(value)' is not a number from 0 to 2^64 - 1") }
             seed = number
         default:
             guard let number = Double(value) else { throw bad("\(word): '\(value)' is not a number") }
-            if word == "--temperature" { temperature = number }
+            if word == "--temp" { temperature = number }
             if word == "--top-p" { topP = number }
             if word == "--min-p" { minP = number }
         }
@@ -132,7 +132,7 @@ struct Arguments {
 
     private static let options: Set = [
         "--adapter", "--prompt", "--field", "--tokens", "--tokens-file", "--max-tokens", "--nodes", "--shape",
-        "--tree-top-k", "--temperature", "--sample-top-k", "--top-p", "--min-p", "--seed", "--compute-units", "--cache",
+        "--tree-top-k", "--temp", "--top-k", "--top-p", "--min-p", "--seed", "--compute-units", "--cache",
         "--max-steps", "--traces", "--vocabulary",
     ]
 
@@ -157,7 +157,7 @@ struct Arguments {
             throw bad("exactly one kind of prompt is needed: --prompt, --field, --tokens or --tokens-file")
         }
         if temperature == nil, sampleTopK != 0 || topP != 1 || minP != 0 || seed != 0 {
-            throw bad("--sample-top-k, --top-p, --min-p and --seed need --temperature")
+            throw bad("--top-k, --top-p, --min-p and --seed need --temp")
         }
     }
 

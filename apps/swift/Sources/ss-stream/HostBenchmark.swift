@@ -13,7 +13,7 @@ struct HostBenchmark {
 
     struct Report: Encodable {
         let logits: String
-        let parentBiasRank: Int
+        let bigramBiasRank: Int
         let nodes: Int
         let vocabulary: Int
         let streams = 4
@@ -44,7 +44,7 @@ struct HostBenchmark {
         let nodes = arguments.nodes ?? 32
         var noise = Noise(state: 7)
         let rows = (0..<8).map { _ in logits(spread, &noise) }
-        let drafter = try Drafter(numNodes: nodes, parentBias: bias(rank, &noise))
+        let drafter = try Drafter(numNodes: nodes, bigramBias: bias(rank, &noise))
         let limits = StepLimits(numNodes: nodes, numKept: nodes, numStreams: 4, context: context)
         let inputs = try StepInputs(limits, gated: false)
         var times: [String: [Double]] = [:]
@@ -71,12 +71,12 @@ struct HostBenchmark {
             return Timing(minimum: sorted[0], median: sorted[sorted.count / 2])
         }
         return Report(
-            logits: name, parentBiasRank: rank, nodes: nodes, vocabulary: arguments.vocabulary,
+            logits: name, bigramBiasRank: rank, nodes: nodes, vocabulary: arguments.vocabulary,
             repetitions: repetitions, milliseconds: timings)
     }
 
     private func show(_ report: Report) {
-        let bias = report.parentBiasRank == 0 ? "no parent bias" : "parent bias of rank \(report.parentBiasRank)"
+        let bias = report.bigramBiasRank == 0 ? "no bigram bias" : "bigram bias of rank \(report.bigramBiasRank)"
         print("\(report.nodes) nodes, vocabulary \(report.vocabulary), \(report.logits) logits, \(bias):")
         for (part, time) in report.milliseconds.sorted(by: { $0.key < $1.key }) {
             print("  " + part.padding(toLength: 16, withPad: " ", startingAt: 0)
@@ -90,12 +90,12 @@ struct HostBenchmark {
         return LogitRows(rows: 4, vocabulary: arguments.vocabulary, values: values)
     }
 
-    private func bias(_ rank: Int, _ noise: inout Noise) -> ParentBias? {
+    private func bias(_ rank: Int, _ noise: inout Noise) -> BigramBias? {
         guard rank > 0 else { return nil }
         let count = arguments.vocabulary * rank
         let u = (0..<count).map { _ in noise.normal() }
         let v = (0..<count).map { _ in noise.normal() * 0.2 }
-        return ParentBias(u: u, v: v, rank: rank)
+        return BigramBias(u: u, v: v, rank: rank)
     }
 
     private func agreement(_ tree: DraftTree) -> [Int] {

@@ -118,7 +118,7 @@ private struct SampledAnswers: Decodable {
             let streams = try #require(try model.streamLogits(ofNode: node))
             #expect((0..<streams.rows).map { row in streams.withRow(row) { $0.max() } } == expected)
         }
-        #expect(try model.streamLogits(ofNode: verified.accepted) == verified.streamLogits)
+        #expect(try model.streamLogits(ofNode: verified.acceptedNode) == verified.streamLogits)
     }
 
     @Test func compiledPackagesAreFoundAgainByContent() async throws {

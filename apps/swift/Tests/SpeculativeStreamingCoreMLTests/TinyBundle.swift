@@ -3,7 +3,7 @@ import SpeculativeStreaming
 import SpeculativeStreamingCoreML
 import Testing
 
-/// A tiny random bundle (12 nodes of which 9 are kept, context 96, chunks of 16, parent bias), which
+/// A tiny random bundle (12 nodes of which 9 are kept, context 96, chunks of 16, bigram bias), which
 /// `make test-swift` writes with the answers that the Python step model gives on the same package.
 struct TinyBundle {
     struct Answer: Decodable {

@@ -45,7 +45,7 @@ import Testing
 private let chatManifest = """
     {"format_version": 1, "architecture": {"family": "llama", "vocab_size": 26, "bos_id": null, "eos_ids": []},
      "adapters": {"app": {"app": "app", "config": {"mode": "lossless", "num_streams": 3,
-       "main_attends_streams": false, "markov_rank": 0}, "prompt_template": "{a}", "stop_strings": [],
+       "main_attends_streams": false, "bigram_rank": 0}, "prompt_template": "{a}", "stop_strings": [],
        "max_tokens": 12, "num_nodes": 8, "tensor_file": "x", "coreml": null, "golden": null}},
      "files": {}}
     """

@@ -22,7 +22,7 @@ func recordedChoice(_ recorded: Recorded, _ row: Int) throws -> TokenChoice {
                 numNodes: 32, numKept: 32, numStreams: recorded.int("streams", row), context: recorded.int("context", row)))
         let drafter = try Drafter(
             numNodes: nodes ?? recorded.int("nodes", row), shape: recordedShapes[recorded.int("shape", row)],
-            parentBias: hashBias(key: key, vocabulary: vocabulary, rank: recorded.int("rank", row)))
+            bigramBias: hashBias(key: key, vocabulary: vocabulary, rank: recorded.int("rank", row)))
         let request = DecodingRequest(
             prompt: recorded.ints("prompt", row), maxTokens: recorded.int("max_tokens", row),
             stopIDs: Set(recorded.ints("stop_ids", row)), choice: try recordedChoice(recorded, row))
@@ -114,7 +114,7 @@ func recordedChoice(_ recorded: Recorded, _ row: Int) throws -> TokenChoice {
             }
             return Verified(
                 kept: Array(0..<tree.count), chosen: recorded.ints("chosen", call),
-                accepted: recorded.int("accepted", call), streamLogits: streams(recorded.floats("stream_logits", call)),
+                acceptedNode: recorded.int("accepted", call), streamLogits: streams(recorded.floats("stream_logits", call)),
                 logits: LogitRows(rows: tree.count, vocabulary: vocabulary, values: values))
         }
 

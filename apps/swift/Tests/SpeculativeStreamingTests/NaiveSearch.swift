@@ -49,7 +49,7 @@ struct NaiveSearch {
 
     /// Nodes of a tree without children that the bound tells apart, given the cost of the tree's last node. It may
     /// never call one with a child in the tree hopeless; -1000 shows that it did.
-    func countHopeless(_ tree: DraftTree, _ bias: ParentBias) -> Int {
+    func countHopeless(_ tree: DraftTree, _ bias: BigramBias) -> Int {
         var scores = [0.0]
         for node in 1..<tree.count {
             let parent = tree.parents[node]

@@ -3,7 +3,7 @@ import Testing
 
 @testable import SpeculativeStreaming
 
-/// Rows of one file that `scripts/export_swift_traces.py` wrote.
+/// Rows of one file that `tests/swift/export_traces.py` wrote.
 struct Recorded {
     private let file: TensorFile
     private let starts: [String: [Int]]
@@ -65,11 +65,11 @@ func hashFactors(key: UInt64, vocabulary: Int, rank: Int) -> (u: [Float], v: [Fl
     return (factors[0], factors[1])
 }
 
-/// The parent bias of a key, nil for rank 0.
-func hashBias(key: UInt64, vocabulary: Int, rank: Int) -> ParentBias? {
+/// The bigram bias of a key, nil for rank 0.
+func hashBias(key: UInt64, vocabulary: Int, rank: Int) -> BigramBias? {
     guard rank > 0 else { return nil }
     let factors = hashFactors(key: key, vocabulary: vocabulary, rank: rank)
-    return ParentBias(u: factors.u, v: factors.v, rank: rank)
+    return BigramBias(u: factors.u, v: factors.v, rank: rank)
 }
 
 /// Shapes by the number the exporter gives them.
@@ -108,7 +108,7 @@ final class HashModel: StepModel {
         let accepted = walk(tree, kept: kept) { chosen[$0] }.nodes.last ?? 0
         let all = LogitRows(rows: tree.count, vocabulary: vocabulary, values: logits.flatMap(\.values))
         return Verified(
-            kept: kept, chosen: chosen, accepted: accepted, streamLogits: streams(state(accepted)),
+            kept: kept, chosen: chosen, acceptedNode: accepted, streamLogits: streams(state(accepted)),
             logits: wantsLogits ? all : nil)
     }
 

@@ -15,7 +15,7 @@ import Testing
         let drafter = try Drafter(
             numNodes: recorded.int("nodes", row), shape: recordedShapes[recorded.int("shape", row)],
             topK: recorded.int("top_k", row),
-            parentBias: hashBias(key: key, vocabulary: vocabulary, rank: recorded.int("rank", row)))
+            bigramBias: hashBias(key: key, vocabulary: vocabulary, rank: recorded.int("rank", row)))
         let stops = stop == 0 ? [] : Set(stride(from: 0, to: vocabulary, by: stop))
         return drafter.grow(
             root: recorded.int("root", row), streamLogits: logits, stopIDs: stops,
@@ -71,7 +71,7 @@ import Testing
                 rows: 3, vocabulary: vocabulary,
                 values: hashLogits(key: key, rows: 3, vocabulary: vocabulary).values.map { $0 * spread })
             let bias = try #require(hashBias(key: key, vocabulary: vocabulary, rank: rank))
-            let tree = try Drafter(numNodes: 16, parentBias: bias).grow(root: 7, streamLogits: logits)
+            let tree = try Drafter(numNodes: 16, bigramBias: bias).grow(root: 7, streamLogits: logits)
             let naive = NaiveSearch(key: key, vocabulary: vocabulary, rank: rank, logits: logits)
             let expected = naive.tree(root: 7, numNodes: 16)
             #expect(tree.tokens == expected.tokens, "key \(key)")

@@ -3,7 +3,7 @@
     python executor_server.py REPOSITORY PACKAGE
 
 A message is 4 bytes little-endian length of a JSON header, the header, then the bytes of its arrays in
-order. fp16 arithmetic as the package stores it (`ss_convert.coreml.executor`).
+order. float16 as the package stores it (`ss_executor`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Server:
         self.states: dict[int, object] = {}
 
     def program(self, function: str):
-        """The prepared function; both arithmetics and weights are shared inside the package."""
+        """The prepared function; both dtypes and weights are shared inside the package."""
         if function not in self.programs:
             self.programs[function] = self.package.program(
                 function, os.environ.get("SS_ARITHMETIC", "float16")
@@ -71,7 +71,7 @@ def _known(array: np.ndarray) -> np.ndarray:
 def main() -> int:
     repository, package = Path(sys.argv[1]), sys.argv[2]
     sys.path[:0] = [str(repository), str(repository / "convert")]
-    from ss_convert.coreml.executor import ExecutorError, load_package
+    from ss_executor import ExecutorError, load_package
 
     replies, sys.stdout = sys.stdout.buffer, sys.stderr  # a stray print must not enter the protocol
     requests = sys.stdin.buffer

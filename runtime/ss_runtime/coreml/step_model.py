@@ -1,0 +1,334 @@
+"""The Core ML step model: drives a package's prefill and step functions through an injected engine.
+
+The functions' inputs, outputs and state are described in `ss_convert/coreml/interface.py`. Engines are
+Core ML itself on a Mac and the reference executor everywhere else.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ss_device.acceptance import walk
+from ss_device.adapter_inputs import for_prefill, input_values
+from ss_device.architecture import Architecture
+from ss_device.bundle import Bundle, BundledAdapter, CoreMLFunctions
+from ss_device.config import SpeculativeConfig
+from ss_device.errors import UserError, library_errors, one_line
+from ss_device.files import read_tensors
+from ss_device.step_checks import check_prompt, check_tree, kept_rows
+from ss_device.step_model import Choose, Proposal, StepLimits, Verified
+from ss_device.tree import DraftTree, root_only
+
+MASKED = np.float16(-1e4)
+NOTHING = np.zeros(0, np.int32)
+# Engines that Core ML may use, as coremltools calls them.
+COMPUTE_UNITS = {"all": "ALL", "ane": "CPU_AND_NE", "gpu": "CPU_AND_GPU", "cpu": "CPU_ONLY"}
+REFUSED = "not be able to run predict"
+
+
+class Engine(Protocol):
+    """One function, ready to run. A state made by one engine of a package fits the others."""
+
+    def make_state(self):
+        """A fresh state."""
+
+    def predict(self, inputs: Mapping[str, np.ndarray], state) -> Mapping[str, np.ndarray]:
+        """Run the function once; changes `state`."""
+
+
+class ChainedEngine:
+    """The same function of all parts of a divided model, as one engine; its state is a list of theirs.
+
+    feeds: per part input → source, an input of the whole function or an output of the part before.
+    """
+
+    def __init__(self, engines: Sequence[Engine], feeds: Sequence[Mapping[str, str]]) -> None:
+        self._parts = tuple(zip(engines, feeds, strict=True))
+
+    def make_state(self) -> list:
+        return [engine.make_state() for engine, _ in self._parts]
+
+    def predict(self, inputs: Mapping[str, np.ndarray], state: list) -> Mapping[str, np.ndarray]:
+        """Run the parts one after another → the last one's outputs; changes `state`."""
+        passed: Mapping[str, np.ndarray] = {}
+        for (engine, feeds), own in zip(self._parts, state, strict=True):
+            values = {**inputs, **passed}
+            passed = engine.predict({name: values[source] for name, source in feeds.items()}, own)
+        return passed
+
+
+class CoreMLStepModel:
+    """StepModel over a package's two functions, or those of a chain (ARCHITECTURE.md). One sequence.
+
+    A commit is lazy: it is remembered here and carried out at the start of the next step call. `choose`
+    needs a package made with `--sampling`: only its limits are not `greedy_only`. adapter_inputs: the
+    adapter's tensors for functions that take them (`ss_device/adapter_inputs.py`).
+    """
+
+    def __init__(
+        self,
+        prefill_engine: Engine,
+        step_engine: Engine,
+        functions: CoreMLFunctions,
+        config: SpeculativeConfig,
+        architecture: Architecture,
+        adapter_inputs: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self._adapter = dict(adapter_inputs or {})
+        self.functions = functions
+        self.architecture = architecture
+        self.limits = StepLimits(
+            num_nodes=functions.num_nodes,
+            num_kept=functions.num_kept,
+            num_streams=config.num_streams,
+            context=functions.context,
+            greedy_only=not functions.sampling,
+            vocab_size=architecture.vocab_size,
+        )
+        self._prefill_engine, self._step_engine = prefill_engine, step_engine
+        self._gated = config.main_attends_streams
+        self._state = step_engine.make_state()
+        self._length = 0
+        self._last: Verified | None = None
+        self._accepted = (0, NOTHING, NOTHING)  # first slot, node ids, rows among the kept
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+        return self._length
+
+    @property
+    def state(self):
+        """The engine's state; what a pending commit keeps is still in its scratch slots."""
+        return self._state
+
+    def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
+        """All but the last prompt token in chunks; the last one as a one-node tree with streams.
+
+        The state is reused: masks hide what an earlier text left in it.
+        """
+        check_prompt(self.limits, tokens)
+        self._length, self._last = 0, None
+        for start in range(0, len(tokens) - 1, self.functions.chunk):
+            self._prefill_chunk(tokens[start : min(start + self.functions.chunk, len(tokens) - 1)])
+        self._accepted = (self._length, NOTHING, NOTHING)
+        verified = self.step(root_only(int(tokens[-1])), choose)
+        self.commit([0])
+        return Proposal(int(verified.chosen[0]), verified.stream_logits)
+
+    def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
+        """Verify a tree of at most N nodes (METHOD: One decoding step).
+
+        Raises UserError for a tree that does not fit, or with `choose` where the package returns no logits.
+        """
+        if choose is not None and self.limits.greedy_only:
+            raise UserError(
+                f"{self.functions.package}: '{self.functions.step}' returns no logits to choose from; "
+                f"convert it with --sampling"
+            )
+        check_tree(self.limits, tree, self._length)
+        outputs = self._step_engine.predict(self.step_inputs(tree), self._state)
+        self._last = _verified(tree, outputs, choose)
+        # The call consumed the scratch rows of the step before.
+        self._accepted = (self._length, NOTHING, NOTHING)
+        return self._last
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these nodes (root first) of the last tree."""
+        if self._last is None:
+            raise ValueError("commit needs a step before it")
+        rows = kept_rows(self._last.kept, path)
+        self._accepted = (self._length, np.asarray(path, np.int32), rows)
+        self._length += len(path)
+        self._last = None
+
+    def step_inputs(self, tree: DraftTree) -> dict[str, np.ndarray]:
+        """The step function's inputs for `tree`, the pending commit included."""
+        size, context, count = self.limits.num_nodes, self.limits.context, tree.num_nodes
+        slot, nodes, rows = self._accepted
+        mask = np.full((size, context + size), MASKED, np.float16)
+        mask[:count, : self._length] = 0
+        mask[:, context:][tree.ancestor_mask(size)] = 0
+        inputs = {
+            # Padding repeats the root: any other id might have an all-zero embedding, a 0/0 in a norm.
+            "tokens": _padded(tree.tokens, size, tree.tokens[0])[None],
+            "positions": _padded(self._length + tree.depths, size, self._length),
+            "parents": _padded(tree.parents, size, -1),
+            "mask": mask,
+            "commit_position": np.array([slot], np.int32),
+            "commit_nodes": _padded(nodes, size, -1),
+        }
+        if self.limits.num_kept < size:
+            inputs["commit_rows"] = _padded(rows, size, -1)
+        if self._gated:
+            inputs["stream_gate"] = np.zeros(1, np.float16)
+        return inputs | self._adapter
+
+    def _prefill_chunk(self, tokens: Sequence[int]) -> None:
+        size, context = self.functions.chunk, self.limits.context
+        mask = np.full((size, context + size), MASKED, np.float16)
+        mask[:, : self._length] = 0
+        mask[:, context:][np.tri(size, dtype=bool)] = 0
+        inputs = {
+            "tokens": _padded(np.asarray(tokens, np.int32), size, tokens[-1])[None],
+            "position": np.array([self._length], np.int32),
+            "mask": mask,
+            **for_prefill(self._adapter),
+        }
+        self._prefill_engine.predict(inputs, self._state)
+        self._length += len(tokens)
+
+
+def _verified(tree: DraftTree, outputs: Mapping[str, np.ndarray], choose: Choose | None) -> Verified:
+    """A step's outputs without padding; of all nodes' streams those of the node where the walk ends."""
+    kept = np.asarray(outputs["kept"], np.int32)
+    kept = kept[kept < tree.num_nodes]  # padding is kept last
+    chosen = np.asarray(outputs["chosen"], np.int32)[: len(kept)]
+    accepted = int(np.asarray(outputs["accepted"]).reshape(()))
+    logits, streams = outputs.get("logits"), np.asarray(outputs["stream_logits"])
+    if logits is not None:
+        logits = np.asarray(logits[: len(kept)], np.float32)
+    if choose is not None:
+        chosen = choose(kept, logits)
+        accepted = walk(tree, kept, chosen)[-1]
+    if streams.ndim == 3:
+        streams = streams[int(np.searchsorted(kept, accepted))]
+    return Verified(kept, chosen, accepted, np.asarray(streams, np.float32), logits)
+
+
+def open_executor_model(
+    bundle: Bundle, adapter: BundledAdapter, dtype: str = "float16", keep_weights: bool = True
+) -> CoreMLStepModel:
+    """The adapter's package on the reference executor (any system, slow).
+
+    dtype: `float16` rounds as the package stores, `float32` shows the graph without rounding.
+    keep_weights: False decodes large weights anew for every call, for models that memory holds once.
+    """
+    from ss_executor import load_package
+
+    functions = _functions(bundle, adapter)
+    packages = [load_package(bundle.path / name) for name in functions.packages]
+
+    def engine(part: int, name: str) -> Engine:
+        program = packages[part].program(name, dtype, keep_weights)
+        return _ExecutorEngine(program, bundle.path / functions.packages[part])
+
+    engines = chained(functions, engine)
+    architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
+    return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
+
+
+def open_coreml_model(
+    bundle: Bundle, adapter: BundledAdapter, compute_units: str = "all"
+) -> CoreMLStepModel:
+    """The adapter's package on Core ML. compute_units: which engines it may use (`COMPUTE_UNITS`).
+
+    Raises UserError off macOS or when Core ML refuses the package.
+    """
+    functions = _functions(bundle, adapter)
+    if sys.platform != "darwin":
+        raise UserError(
+            f"Core ML needs macOS 15 or later, this is {sys.platform}; the reference executor runs "
+            f"the same package here"
+        )
+    paths = [bundle.path / name for name in functions.packages]
+    engines = chained(functions, lambda part, name: _CoreMLEngine(paths[part], name, compute_units))
+    architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
+    return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
+
+
+def _adapter_inputs(bundle: Bundle, adapter: BundledAdapter) -> dict[str, np.ndarray]:
+    """What functions that all adapters share are to be given for this one; {} where it has its own."""
+    functions = adapter.coreml
+    if functions is None or functions.lora != "inputs":
+        return {}
+    return input_values(
+        read_tensors(bundle.path / adapter.tensor_file),
+        adapter.config,
+        bundle.manifest.architecture,
+        functions.lora_rank,
+        functions.num_kept < functions.num_nodes,
+    )
+
+
+def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine]) -> tuple[Engine, Engine]:
+    """Engines of the prefill and the step function. open_part: (part, function) → the engine of one."""
+    if not functions.chain:
+        return open_part(0, functions.prefill), open_part(0, functions.step)
+    parts = range(len(functions.chain))
+    return (
+        ChainedEngine(
+            [open_part(part, functions.prefill) for part in parts], [e.prefill for e in functions.chain]
+        ),
+        ChainedEngine(
+            [open_part(part, functions.step) for part in parts], [e.step for e in functions.chain]
+        ),
+    )
+
+
+class _ExecutorEngine:
+    """A program of the executor; what it cannot compute in a damaged package is one line for the user."""
+
+    def __init__(self, program: Engine, path: Path) -> None:
+        self._program, self._path = program, path
+        self.make_state = program.make_state
+
+    def predict(self, inputs: Mapping[str, np.ndarray], state) -> Mapping[str, np.ndarray]:
+        with library_errors(f"{self._path}: the executor cannot run it"):
+            return self._program.predict(inputs, state)
+
+
+class _CoreMLEngine:
+    """A function of a package on Core ML, through coremltools."""
+
+    def __init__(self, path: Path, function: str, compute_units: str) -> None:
+        try:
+            from coremltools import ComputeUnit
+            from coremltools.models import MLModel
+        except ImportError as error:
+            raise UserError("Core ML needs coremltools: pip install coremltools") from error
+        self._path, self._function = path, function
+        units = ComputeUnit[COMPUTE_UNITS[compute_units]]
+        with self._one_line("load"), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self._model = MLModel(str(path), function_name=function, compute_units=units)
+        # A model that Core ML refuses is made all the same, with a warning that it cannot predict.
+        if refusals := [w.message for w in said if REFUSED in str(w.message)]:
+            raise UserError(f"{path}: Core ML cannot load '{function}': {one_line(refusals[0])}")
+
+    def make_state(self):
+        with self._one_line("make a state for"):
+            return self._model.make_state()
+
+    def predict(self, inputs, state):
+        with self._one_line("run"):
+            return self._model.predict(dict(inputs), state=state)
+
+    @contextmanager
+    def _one_line(self, action: str) -> Iterator[None]:
+        """coremltools raises bare exceptions with Core ML's message."""
+        try:
+            yield
+        except Exception as error:
+            what = f"{self._path}: Core ML cannot {action} '{self._function}'"
+            raise UserError(f"{what}: {one_line(error)}") from error
+
+
+def _functions(bundle: Bundle, adapter: BundledAdapter) -> CoreMLFunctions:
+    if adapter.coreml is None:
+        raise UserError(f"{bundle.path}: adapter '{adapter.app}' has no Core ML package in this bundle")
+    return adapter.coreml
+
+
+def _padded(values: np.ndarray, size: int, filler: int) -> np.ndarray:
+    """int32 [size]: `values`, then `filler`."""
+    out = np.full(size, filler, np.int32)
+    out[: len(values)] = values
+    return out

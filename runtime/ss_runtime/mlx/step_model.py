@@ -1,0 +1,358 @@
+"""The step model on MLX: prefill, step and commit over a StreamDecoder, one host read per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from weakref import ref
+
+import mlx.core as mx
+import numpy as np
+
+from ss_device.architecture import Architecture
+from ss_device.config import SpeculativeConfig
+from ss_device.errors import UserError
+from ss_device.step_checks import check_prompt, check_tree, kept_rows
+from ss_device.step_model import Choose, Proposal, StepLimits, Verified
+from ss_device.tree import DraftTree, root_only
+from ss_runtime.mlx.decoder import StreamDecoder
+from ss_runtime.mlx.kv_cache import KVCache, Layers
+from ss_runtime.mlx.tree_graph import (
+    TreeArrays,
+    accepted_row,
+    cache_mask,
+    keep_best_nodes,
+    node_scores,
+    slot_positions,
+    stream_mask,
+)
+
+DTYPES = ("float16", "float32", "bfloat16")
+PRUNE_OVER = ("draft", "vocabulary")
+STREAM_ROWS = ("kept", "accepted", "none")
+BUCKET = 256
+PREFILL_CHUNK = 256
+SLOTS = 32  # unit of what a step that is not compiled reads of the buffers, in tokens
+
+
+class MLXStepModel:
+    """`ss_device.step_model.StepModel` over MLX arrays, one sequence.
+
+    base_arrays, adapter_arrays: canonical names → numpy or MLX arrays, cast to `dtype` (`float16`,
+    `float32` or `bfloat16`). num_nodes N, num_kept K (None: N, no pruning), context in tokens;
+    prune_over: `draft` or `vocabulary` (METHOD: One decoding step, 2).
+
+    stream_rows says which nodes carry streams in a step. `kept`: all of them, in the same pass, as in the
+    paper. `accepted`: only the node where the walk ends, in a second pass of γ rows over the MSA layers;
+    the same drafts for fewer rows, more reads of those layers' weights. `none`: no drafts, [0, V] stream
+    logits: plain decoding. The main stream must not attend to streams for the last two.
+
+    `bucket` is the unit by which buffers grow, in tokens. A compiled step is traced once per tree size and
+    buffer length, so trees are then padded to a power of two (or N), and it reads whole buffers. By default
+    it is compiled on a GPU and not on a CPU, where MLX runs a C++ compiler for every fused kernel it meets
+    and where every row and slot costs. kv_bits: keys and values are kept in so few (4 or 8; None: `dtype`).
+
+    Raises UserError for settings or arrays that do not fit.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: SpeculativeConfig,
+        base_arrays: dict,
+        adapter_arrays: dict,
+        *,
+        num_nodes: int,
+        num_kept: int | None = None,
+        context: int,
+        prune_over: str = "draft",
+        dtype: str = "float16",
+        stream_rows: str = "kept",
+        bucket: int = BUCKET,
+        compiled: bool | None = None,
+        kv_bits: int | None = None,
+    ) -> None:
+        num_kept = num_nodes if num_kept is None else num_kept
+        _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows)
+        config.check(architecture)
+        self.limits = StepLimits(
+            num_nodes,
+            num_kept,
+            config.num_streams,
+            context,
+            defers_streams=stream_rows == "accepted",
+            vocab_size=architecture.vocab_size,
+        )
+        self.config, self.prune_over, self.stream_rows = config, prune_over, stream_rows
+        heads = architecture.num_kv_heads, architecture.head_dim
+        self.cache = KVCache(architecture.num_layers, *heads, getattr(mx, dtype), bucket, kv_bits)
+        self.decoder = StreamDecoder(architecture, config, context)
+        self.decoder.install(base_arrays, adapter_arrays, getattr(mx, dtype))
+        self._kept: np.ndarray | None = None
+        self._drafting: mx.array | None = None  # [1, h], of a step whose streams were put off
+        self._compiled = mx.default_device() == mx.gpu if compiled is None else compiled
+        if not self._compiled and stream_rows == "accepted":
+            self.decoder.merge_stream_lora()
+        self.keep(num_kept)
+
+    def keep(self, num_kept: int) -> None:
+        """Keep at most so many nodes of a step's tree from now on (num_nodes: no pruning)."""
+        _check_kept(num_kept, self.limits.num_nodes)
+        self.limits = replace(self.limits, num_kept=num_kept)
+        steps = (False, True) if self._compiled else ()
+        self._compiled_steps = {defer: self._compile(defer) for defer in steps}
+
+    def _compile(self, defer: bool):
+        """`_step_graph`, compiled, which must not hold this model: a cycle would keep its weights until the
+        next collection of garbage. Weights are listed as captured inputs: otherwise a later change of a
+        weight would be ignored."""
+        model = ref(self)
+        return mx.compile(lambda *inputs: model()._step_graph(*inputs, defer=defer), inputs=self.decoder)
+
+    def prefill(
+        self, tokens: Sequence[int], choose: Choose | None = None, reuse: int = 0, defer: bool = False
+    ) -> Proposal:
+        """Take the prompt: all but its last token in chunks without streams, the last as a tree's root.
+
+        Forgets the text before but its first `reuse` tokens, which the caller knows to be the prompt's
+        (`ss_runtime.mlx.prompt_cache`). → the first root and the streams of the last prompt token.
+        """
+        check_prompt(self.limits, tokens)
+        self.cache.reset()
+        self.cache.length = reuse
+        self._kept = None
+        self.cache.reserve(len(tokens) - reuse + self._scratch_rows(1))
+        for start in range(reuse, len(tokens) - 1, PREFILL_CHUNK):
+            self._take_chunk(tokens[start : min(start + PREFILL_CHUNK, len(tokens) - 1)])
+        verified = self.step(root_only(int(tokens[-1])), choose, defer)
+        self.commit([0])
+        return Proposal(int(verified.chosen[0]), verified.stream_logits)
+
+    def step(self, tree: DraftTree, choose: Choose | None = None, defer: bool = False) -> Verified:
+        """Verify a tree of at most N nodes (METHOD: One decoding step). Changes nothing until `commit`.
+
+        With `choose` the step is not compiled and reads the logits of all nodes to the host. defer: leave
+        the accepted node's streams to `streams`, if anybody asks for them.
+        """
+        check_tree(self.limits, tree, self.cache.length)
+        if defer and not self.limits.defers_streams:
+            raise ValueError(f"stream_rows '{self.stream_rows}' cannot put streams off")
+        size = self._padded_size(tree.num_nodes)
+        self.cache.reserve(self._scratch_rows(size))
+        arrays, ancestors = _upload(tree, size)
+        length = mx.array([self.cache.length])
+        decide = partial(_choose_on_host, choose, tree.num_nodes) if choose is not None else None
+        run = partial(self._step_graph, decide=decide, defer=defer)
+        if self._compiled and choose is None:
+            run = self._compiled_steps[defer]
+        # The buffers are handed over, not shared: MLX then writes the rows in place.
+        kv, self.cache.layers = self.cache.layers, []
+        outcome, drafted, self.cache.layers = run(arrays, ancestors, length, kv)
+        del kv
+        mx.eval(outcome, drafted, self.cache.layers)
+        self._drafting = drafted if defer else None
+        logits = np.zeros((0, 0), np.float32) if defer else np.array(drafted)
+        return self._verified(tree, np.array(outcome), logits)
+
+    def streams(self) -> np.ndarray:
+        """Stream logits float32 [γ, V] of the node that the last step accepted, after its commit.
+
+        For a step that put them off. They see what is committed, and change nothing.
+        """
+        if self._drafting is None or self._kept is not None:
+            raise RuntimeError("streams follow the commit of a step that put them off")
+        rows = self._leaders + self.limits.num_streams
+        self.cache.reserve(rows)
+        length, nobody = mx.array([self.cache.length]), mx.zeros((1, 0), mx.bool_)
+        kv, self.cache.layers = list(self.cache.layers), []
+        slots, nowhere = self._slots(kv, rows), mx.zeros((0,), mx.int32)
+        x = self._node_streams(self._drafting, length - 1, nobody, nowhere, length, kv, slots)
+        logits = self.decoder.logits(x).astype(mx.float32)
+        self.cache.layers = kv
+        mx.eval(logits, kv[self.decoder.first_msa_layer :])
+        return np.array(logits)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the keys and values of these nodes (root first) of the last tree.
+
+        After pruning the lower layers hold all of the tree's rows and the MSA layers the kept ones.
+        """
+        if self._kept is None:
+            raise RuntimeError("commit follows a step")
+        lower = [int(node) for node in path]
+        upper = [int(row) for row in kept_rows(self._kept, lower)]
+        num_lower = self.decoder.first_msa_layer
+        self.cache.commit([lower] * num_lower + [upper] * self.config.num_msa_layers)
+        self._kept = None
+
+    def _verified(self, tree: DraftTree, outcome: np.ndarray, stream_logits: np.ndarray) -> Verified:
+        """Undo the padding: `outcome` int32 is [kept ids | chosen tokens | row of the accepted node]."""
+        kept, chosen = np.split(outcome[:-1], 2)
+        accepted = int(kept[outcome[-1]])
+        real = kept < tree.num_nodes
+        self._kept = kept[real]
+        return Verified(kept[real], chosen[real], accepted, stream_logits)
+
+    def _padded_size(self, num_nodes: int) -> int:
+        if not self._compiled:
+            return num_nodes
+        return min(1 << (num_nodes - 1).bit_length(), self.limits.num_nodes)
+
+    def _scratch_rows(self, size: int) -> int:
+        """Buffer slots that a step of `size` nodes writes."""
+        kept = min(size, self.limits.num_kept)
+        streams = self.limits.num_streams
+        rows = {"kept": kept * (1 + streams), "accepted": kept + self._leaders + streams}
+        return max(size, rows.get(self.stream_rows, 0))
+
+    def _slots(self, kv: Layers, rows: int) -> int:
+        """How many slots of the buffers a pass reads that writes `rows` rows behind the text."""
+        capacity, used = kv[0][0].shape[2], self.cache.length + rows
+        return capacity if self._compiled else min(capacity, -(-used // SLOTS) * SLOTS)
+
+    def _take_chunk(self, tokens: Sequence[int]) -> None:
+        """Commit prompt tokens that carry no streams."""
+        count, length = len(tokens), mx.array([self.cache.length])
+        causal = mx.tri(count, dtype=mx.bool_)
+        mask = cache_mask(causal, length, length, self._slots(self.cache.layers, count))
+        positions = length + mx.arange(count)
+        rows = self.decoder.rows(positions, count, mask, length)
+        kv, self.cache.layers = self.cache.layers, []
+        embedded = self.decoder.embed_rows(mx.array(list(tokens)), positions)
+        self.decoder.run_layers(embedded, 0, len(kv), rows, kv)
+        self.cache.layers = kv
+        self.cache.length += count
+        mx.eval(kv)
+
+    def _step_graph(
+        self, arrays: mx.array, ancestors: mx.array, length: mx.array, kv: Layers, decide=None, defer=False
+    ):
+        """The whole step. arrays int32 [4, N]: tokens, parents, depths, and the count of real nodes.
+
+        decide: kept ids [K], logits [K, V] → chosen tokens int32 [K]; None: argmax.
+        → outcome int32 [2K + 1], stream logits float32 [γ, V], buffers. With `defer`, instead of stream
+        logits the accepted node's row [1, h] at the first MSA layer's input.
+        """
+        decoder, kv = self.decoder, list(kv)
+        tree = TreeArrays(arrays[0], arrays[1], arrays[2], ancestors, arrays[3, :1])
+        slots = self._slots(kv, self._scratch_rows(tree.size))
+        positions = length + tree.depths
+        mask = cache_mask(tree.ancestors, length, length, slots)
+        rows = decoder.rows(positions, tree.size, mask, length)
+        embedded = decoder.embed_rows(tree.tokens, positions)
+        main = decoder.run_layers(embedded, 0, decoder.first_msa_layer, rows, kv)
+        kept = mx.arange(tree.size)
+        if tree.size > self.limits.num_kept:
+            edges = decoder.early_exit_edges(main, tree, self.prune_over)
+            kept = keep_best_nodes(node_scores(tree, edges), self.limits.num_kept)
+            main, tree, rows = main[kept], tree.keep(kept), None
+        choose = partial(decide, kept) if decide else partial(mx.argmax, axis=-1)
+        if self.stream_rows == "kept":
+            chosen, accepted, drafted = self._joint_pass(main, tree, length, kv, slots, choose)
+        else:
+            chosen, accepted = self._main_pass(main, tree, length, kv, slots, choose, rows)
+            drafted = main[accepted]
+            if not defer:
+                drafted = self._separate_pass(drafted, tree, accepted, length, kv, slots)
+        outcome = mx.concatenate([kept.astype(mx.int32), chosen.astype(mx.int32), accepted])
+        return outcome, drafted if defer else drafted.astype(mx.float32), kv
+
+    def _joint_pass(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers, slots, choose):
+        """MSA layers on all nodes and all their streams at once (the paper's step)."""
+        decoder, size = self.decoder, tree.size
+        positions = length + tree.depths
+        among = stream_mask(tree.ancestors, self.limits.num_streams, self.config.main_attends_streams)
+        mask = cache_mask(among, length, length, slots)
+        anchors = mx.concatenate([positions, mx.repeat(positions, self.limits.num_streams)])
+        x = mx.concatenate([main, decoder.start_streams(main, positions)], axis=0)
+        positions = mx.concatenate([positions, decoder.stream_positions(positions)])
+        rows = decoder.rows(positions, size, mask, length, anchors)
+        x = decoder.run_layers(x, decoder.first_msa_layer, len(kv), rows, kv)
+        chosen = choose(decoder.logits(x[:size]))
+        accepted = accepted_row(tree, chosen)
+        streams = x[size:].reshape(size, -1, x.shape[-1])[accepted][0]
+        return chosen, accepted, decoder.logits(streams)
+
+    def _main_pass(self, main: mx.array, tree: TreeArrays, length, kv: Layers, slots: int, choose, rows):
+        """MSA layers on the nodes alone → chosen tokens [K], accepted node [1]. rows: None if pruned."""
+        decoder = self.decoder
+        if rows is None:
+            mask = cache_mask(tree.ancestors, length, length, slots)
+            rows = decoder.rows(length + tree.depths, tree.size, mask, length)
+        chosen = choose(
+            decoder.logits(decoder.run_layers(main, decoder.first_msa_layer, len(kv), rows, kv))
+        )
+        return chosen, accepted_row(tree, chosen)
+
+    def _separate_pass(self, main: mx.array, tree: TreeArrays, accepted, length, kv: Layers, slots: int):
+        """MSA layers on the streams of the accepted node, main [1, h], alone or on none: logits [γ, V]."""
+        if self.stream_rows == "none":
+            return mx.zeros((0, self.decoder.architecture.vocab_size))
+        positions, seen = length + tree.depths, tree.ancestors[accepted]
+        here = positions[accepted]
+        streams = self._node_streams(main, here, seen, positions, length, kv, slots)
+        return self.decoder.logits(streams)
+
+    def _node_streams(
+        self, main: mx.array, here: mx.array, seen: mx.array, positions, length, kv: Layers, slots: int
+    ) -> mx.array:
+        """MSA layers on one node's streams alone, behind the S rows that follow the text: [γ, h].
+
+        main [1, h]: the node at the first MSA layer's input, here [1] its position. It sees the committed
+        text and `seen` bool [1, S] of those rows, whose positions [S] are given. With `stream_top_keys` it
+        goes along: its attention decides in every layer what its streams see, and nobody sees the copy.
+        """
+        decoder, size, count, gamma = self.decoder, seen.shape[1], self._leaders, self.limits.num_streams
+        among = mx.pad(mx.tri(gamma, dtype=mx.bool_), [(count, 0), (count, 0)])
+        among = mx.concatenate([mx.repeat(seen, count + gamma, axis=0), among], axis=1)
+        mask = cache_mask(among, length, length, slots)
+        anchors = mx.repeat(here, count + gamma)
+        keys = slot_positions(mx.concatenate([positions, anchors]), length, slots)
+        at = mx.concatenate([here[:count], decoder.stream_positions(here)])
+        rows = decoder.rows(at, count, mask, length + size, anchors, keys)
+        x = mx.concatenate([main[:count], decoder.start_streams(main, here)])
+        return decoder.run_layers(x, decoder.first_msa_layer, len(kv), rows, kv)[count:]
+
+    @property
+    def _leaders(self) -> int:
+        """Main rows that the second pass takes along."""
+        return int(self.config.stream_top_keys > 0)
+
+
+def _choose_on_host(choose: Choose, num_real: int, kept: mx.array, logits: mx.array) -> mx.array:
+    """Chosen tokens int32 [K] of nodes `kept`; padding nodes choose −1, which no child equals."""
+    ids = np.array(kept)
+    real = ids < num_real
+    chosen = np.full(len(ids), -1, np.int32)
+    chosen[real] = choose(ids[real], np.array(logits.astype(mx.float32))[real])
+    return mx.array(chosen)
+
+
+def _upload(tree: DraftTree, size: int) -> tuple[mx.array, mx.array]:
+    """A tree as int32 [4, size] (tokens, parents, depths, node count) and bool [size, size] ancestors.
+
+    Padding repeats the root's token: its rows are computed, and must be finite, but nobody sees them.
+    """
+    arrays = np.zeros((4, size), np.int32)
+    arrays[0], arrays[1], arrays[3] = tree.tokens[0], -1, tree.num_nodes
+    arrays[:3, : tree.num_nodes] = tree.tokens, tree.parents, tree.depths
+    return mx.array(arrays), mx.array(tree.ancestor_mask(size))
+
+
+def _check_kept(num_kept: int, num_nodes: int) -> None:
+    if not 1 <= num_kept <= num_nodes:
+        raise UserError(f"kept nodes {num_kept} must lie between 1 and the {num_nodes} nodes")
+
+
+def _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows) -> None:
+    for name, value, known in (
+        ("prune_over", prune_over, PRUNE_OVER),
+        ("dtype", dtype, DTYPES),
+        ("stream_rows", stream_rows, STREAM_ROWS),
+    ):
+        if value not in known:
+            raise UserError(f"{name} '{value}' is not one of {', '.join(known)}")
+    _check_kept(num_kept, num_nodes)
+    if config.main_attends_streams and stream_rows != "kept":
+        raise UserError(f"stream_rows '{stream_rows}' changes a main stream that attends to streams")
