@@ -1,4 +1,4 @@
-"""The worked examples of docs/method.md, parsed and recomputed.
+"""The worked examples of docs/method.md are parsed and recomputed.
 
 An example is the fenced block after `<!-- example: NAME -->`. What is drawn is compared with the project's
 code where there is some, and with loops written here.
