@@ -17,8 +17,9 @@ import pytest
 from ss_convert.coreml.tables import own_stream_mask, stream_offsets
 from ss_device.acceptance import walk
 from ss_device.config import SpeculativeConfig
+from ss_device.decoding import Drafter
 from ss_device.draft_policy import StepCosts
-from ss_device.prompt_lookup import CopyHistory, PromptLookup
+from ss_device.prompt_lookup import PromptLookup
 from ss_device.sampling import TypicalAcceptance
 from ss_device.step_checks import kept_rows
 from ss_device.training.corpus import Document
@@ -313,19 +314,19 @@ def test_typical_thresholds():
         assert p.sum() == pytest.approx(1) and drawn == [f"{value:.4f}" for value in found]
 
 
-def test_copies_are_mixed_as_written():
+def test_ngram_drafts_are_mixed_as_written():
     words = row("lookup", "text")
     ids = {word: index for index, word in enumerate(dict.fromkeys(words))}
-    history = CopyHistory(PromptLookup(), [ids[w] for w in words])
+    history = Drafter(num_nodes=2, lookup=PromptLookup()).start([ids[w] for w in words])
     matches = [line.split() for line in lines("lookup")[2:4]]
     left = 1.0
     for order, word, share, weight in reversed(matches):
         assert (word, share, float(weight)) == ("z", "1", history.weight(int(order)))
         assert float(weight) == int(order) / (int(order) + 3)
         left *= 1 - float(weight)
-    copies, rest = history.predict(())
-    assert list(copies) == [ids["z"]] and rest == pytest.approx(left)
-    assert lines("lookup")[-1] == f"p(z) = {copies[ids['z']]:.2f} + {rest:.2f} · p_0(z)"
+    drafted, rest = history.predict(())
+    assert list(drafted) == [ids["z"]] and rest == pytest.approx(left)
+    assert lines("lookup")[-1] == f"p(z) = {drafted[ids['z']]:.2f} + {rest:.2f} · p_0(z)"
 
 
 def test_the_adaptive_draft():
