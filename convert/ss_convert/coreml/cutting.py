@@ -12,7 +12,7 @@ from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
 
-# PLATFORM: files above about 1 GB leave the Neural Engine. Tables of the functions come on top.
+# Files above about 1 GB leave the Neural Engine (docs/platform.md, Large files). Tables come on top.
 LARGEST_FILE = 950_000_000
 
 

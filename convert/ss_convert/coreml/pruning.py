@@ -1,4 +1,4 @@
-"""Early-exit pruning inside the graph: node scores, the best K nodes (METHOD: One decoding step, 2)."""
+"""Early-exit pruning inside the graph: node scores, the best K nodes (docs/method.md, Pruning)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The greedy walk inside the graph (METHOD: One decoding step, 4)."""
+"""The greedy walk inside the graph (docs/method.md, Walk)."""
 
 from __future__ import annotations
 
