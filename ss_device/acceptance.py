@@ -8,7 +8,7 @@ from ss_device.tree import DraftTree
 
 
 def walk(tree: DraftTree, kept: np.ndarray, chosen: np.ndarray) -> list[int]:
-    """Node ids of the accepted path, root first (METHOD: One decoding step, 4).
+    """Node ids of the accepted path, root first (docs/method.md, Walk).
 
     kept: int [K], ascending node ids that were verified (all of them without pruning); chosen: int
     [K], the token the model chose at each kept node. From the root the walk follows the kept child

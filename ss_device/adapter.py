@@ -1,4 +1,4 @@
-"""Adapter folders: what ss-train writes and ss-convert reads (DESIGN: Adapter folder)."""
+"""Adapter folders: what ss-train writes and ss-convert reads (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles: the manifest that everything on the device reads (DESIGN: Bundle)."""
+"""Bundles: the manifest that everything on the device reads (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

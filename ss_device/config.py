@@ -18,7 +18,7 @@ LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Streams, modes and ranks (METHOD: Streams, Modes, Draft trees). 0 switches a part off.
+    """Streams, modes and ranks (docs/method.md, Streams). 0 switches a part off.
 
     num_streams γ; num_msa_layers N_s; stream_mlp: `adapter` puts the low-rank adapter in place of the
     feed-forward block for stream rows, `base` adds it to the block's output; stream_init_rank: f_η
@@ -125,7 +125,7 @@ def paper_config(mode: str = "lossless", **changes) -> SpeculativeConfig:
 
 
 def plus_config(**changes) -> SpeculativeConfig:
-    """SS+ (METHOD: Draft trees): streams through the frozen MLP, stream LoRA, and a bigram bias."""
+    """SS+ (docs/method.md, SS+): streams through the frozen MLP, stream LoRA, and a bigram bias."""
     plus = {
         "stream_mlp": "base",
         "stream_lora_rank": 32,
@@ -138,9 +138,9 @@ def plus_config(**changes) -> SpeculativeConfig:
 def parameter_count(config: SpeculativeConfig, architecture: Architecture) -> dict[str, int]:
     """Parameters an adapter adds to its base, by part.
 
-    With shared mode's defaults the speculative parts are γ·h + 2·8·h = 20·h (METHOD: Modes), with lossless
-    mode's a stream adapter of 2·8·h in each of four layers more: 84·h. LoRA is counted apart because plain
-    fine-tuning needs it too, and so is a bigram bias that adapters share.
+    With shared mode's defaults the speculative parts are γ·h + 2·8·h = 20·h, with lossless mode's a stream
+    adapter of 2·8·h in each of four layers more: 84·h (docs/method.md, Parameter counts). LoRA is counted
+    apart because plain fine-tuning needs it too, and so is a bigram bias that adapters share.
     """
     h, layers = architecture.hidden_size, config.num_msa_layers
     sizes = {n: sum(s) for n, s in architecture.projection_shapes().items()}

@@ -22,7 +22,7 @@ class Drafter:
     """How a tree is grown from stream logits. `num_nodes` 1 is plain decoding.
 
     shape: `best-first`, `chain` (1 + depth nodes, each the best child) or `k-ary` (the papers').
-    max_streams: draft with the first γ' streams only (METHOD: Invariants, 6).
+    max_streams: draft with the first γ' streams only (docs/method.md, Invariants).
     lookup: n-grams of prompt and output compete for the nodes (not in a k-ary tree); use_streams False
     leaves the nodes to them alone.
     """

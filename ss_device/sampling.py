@@ -1,8 +1,8 @@
 """Choosing tokens by sampling: the target distribution of one node, and noise keyed by seed and position.
 
-Sampling draws x from the target distribution at the node and follows the child equal to x (METHOD:
-Choosing tokens), which is exact for any deterministic draft tree. With keyed noise the draw at a
-position depends on (seed, position, logits) alone, so speculation does not change the text.
+Sampling draws x from the target distribution at the node and follows the child equal to x
+(docs/method.md, Choosing tokens), which is exact for any deterministic draft tree. With keyed noise the
+draw at a position depends on (seed, position, logits) alone, so speculation does not change the text.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class TypicalAcceptance:
-    """LOSSY: accept drafted tokens that are merely typical (Medusa 2.3.1; METHOD: Choosing tokens).
+    """LOSSY: accept drafted tokens that are merely typical (Medusa 2.3.1; docs/method.md, Choosing tokens).
 
     A drafted token counts as typical when its probability exceeds min(epsilon, delta · exp(−entropy)) of
     the target distribution; the longest path of such tokens is accepted (`ss_device.tree_choice`). The text

@@ -39,7 +39,7 @@ class DraftTree:
     def ancestor_mask(self, size: int | None = None) -> np.ndarray:
         """Boolean [size, size]: row v sees column u when u is v or an ancestor of v.
 
-        `size` ≥ num_nodes pads with nodes that see only themselves (METHOD: One decoding step).
+        `size` ≥ num_nodes pads with nodes that see only themselves (docs/method.md, Draft trees).
         """
         size = self.num_nodes if size is None else size
         mask = np.eye(size, dtype=bool)
@@ -105,7 +105,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 class BigramBias:
     """Low-rank bigram term on the parent token: `logits_child += u[parent] @ v.T`.
 
-    u, v: float32 [V, bigram_rank] (METHOD: Draft trees). The latest parents' rows are kept, up to
+    u, v: float32 [V, bigram_rank] (docs/method.md, SS+). The latest parents' rows are kept, up to
     REMEMBERED_BYTES: few tokens are the parents of most nodes.
     """
 
@@ -140,7 +140,7 @@ def best_first_tree(
     stream_logits: [γ, V] of the position that decided `root`; row g-1 gives the children at depth g,
     re-weighted by the true parent token when there is a bigram bias. Best-first search pops nodes in
     order of path probability, so the result is the optimal tree of that size and closed under
-    ancestors (METHOD: Draft trees). Ties go to the lower token id. Tokens in `stop_ids` get no
+    ancestors (docs/method.md, Draft trees). Ties go to the lower token id. Tokens in `stop_ids` get no
     children; no node lies deeper than `max_depth`. `max_children` bounds one node's children (the
     bias is applied over the whole vocabulary before that cut).
     """
@@ -307,7 +307,7 @@ def keep_best_nodes(node_scores: np.ndarray, keep: int) -> np.ndarray:
     """Ids (ascending) of the `keep` highest-scoring nodes; ties go to the lower index.
 
     node_scores: float [num_nodes], path log-probabilities, so a parent never scores below its child
-    and the kept set holds the root and is closed under ancestors (METHOD: One decoding step, 2).
+    and the kept set holds the root and is closed under ancestors (docs/method.md, Pruning).
     """
     order = np.argsort(-node_scores, kind="stable")[:keep]
     return np.sort(order)

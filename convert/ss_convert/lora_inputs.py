@@ -11,7 +11,7 @@ from ss_device.bundle import Bundle
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 
-# ExecuTorch's and others' experience with LoRA inputs on the Neural Engine (PLATFORM: Multifunction).
+# As for states on the Neural Engine (docs/platform.md, Adapters as inputs).
 RANK_MULTIPLE = 32
 
 

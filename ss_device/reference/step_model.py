@@ -22,7 +22,7 @@ class ReferenceStepModel:
     """StepModel over a StreamModel, one sequence.
 
     num_kept < num_nodes prunes by early exit before the MSA layers; `prune_over` normalises edge
-    scores over the draft's own tokens or the whole vocabulary (METHOD: One decoding step, 2).
+    scores over the draft's own tokens or the whole vocabulary (docs/method.md, Pruning).
     last: what the last call gave, the prefill's too, of which a `Proposal` shows no main logits.
     """
 

@@ -2,7 +2,7 @@
 
 Main rows are ordinary token positions; each may carry γ stream rows. No (L(1+γ))² mask is needed: over
 main keys a stream has its position's own mask row, and streams of one position see each other through a
-γ×γ lower triangle (METHOD: Streams, Training).
+γ×γ lower triangle (docs/method.md, Mask rules).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class StreamModel(nn.Module):
     def early_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The pruning head's next-token logits of states at the first MSA layer's input.
 
-        z̃ = H(norm_f(M + B·A·M)) (METHOD: Training). [..., h] → [..., V].
+        z̃ = H(norm_f(M + B·A·M)) (docs/method.md, Training). [..., h] → [..., V].
         """
         return self.logits(self.parts.pruning(hidden) if self.config.pruning_rank else hidden)
 
@@ -185,7 +185,7 @@ class StreamModel(nn.Module):
         return q, k, v
 
     def _stream_positions(self, rows, stream_rows):
-        """Positions [B, P, γ] of the streams of main rows `stream_rows` [B, P] (METHOD: Streams)."""
+        """Positions [B, P, γ] of the streams of `stream_rows` [B, P] (docs/method.md, Stream positions)."""
         padded = functional.pad(rows.positions, (0, 1))
         positions = torch.take_along_dim(padded, stream_rows, dim=1)[..., None]
         steps = torch.arange(1, self.config.num_streams + 1, device=positions.device)

@@ -41,7 +41,7 @@ class LoraFactors(nn.Module):
 
 
 class PruningHead(nn.Module):
-    """M + b @ (a @ M), the early exit's residual adapter (METHOD: Training). b starts at zero."""
+    """M + b @ (a @ M), the early exit's residual adapter (docs/method.md, Training). b starts at zero."""
 
     def __init__(self, hidden: int, rank: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A bigram bias trained once per base: which token follows which in the texts of its applications.
 
-Adapters that share it freeze it, so an application costs little more than its streams (METHOD: Draft
-trees). The bias alone is a low-rank bigram model, `log p(child | parent) ∝ u[parent] @ v.T`.
+Adapters that share it freeze it, so an application costs little more than its streams
+(docs/method.md, SS+). The bias alone is a low-rank bigram model, `log p(child | parent) ∝ u[parent] @ v.T`.
 """
 
 from __future__ import annotations

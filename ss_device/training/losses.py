@@ -39,10 +39,10 @@ class Batch:
 
 
 def make_batch(documents: Sequence[Document], num_streams: int, pad_id: int = 0, width: int = 0) -> Batch:
-    """Batch of `documents`; streams sit where the next token is generated (METHOD: Modes).
+    """Batch of `documents`; streams sit where the next token is generated (docs/method.md, Modes).
 
     Of a span [a, b) these are the positions a-1 … b-2, and no target lies outside the position's own
-    span (METHOD: Training). T is the longest document's length, or `width` when that is larger.
+    span (docs/method.md, Training). T is the longest document's length, or `width` when that is larger.
     """
     width = max(width, *(len(d.ids) for d in documents))
     placed = [_stream_positions(d) for d in documents]
@@ -146,7 +146,7 @@ def at_rows(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def weighted_loss(
     out: Outputs, batch: Batch, weights: LossWeights
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Σ α0·CE(main) + Σ_j αj·mean loss of stream j + CE(early exit) (METHOD: Training).
+    """Σ α0·CE(main) + Σ_j αj·mean loss of stream j + CE(early exit) (docs/method.md, Training).
 
     A stream's loss is its cross-entropy, or with `weights.target` kl its `stream_divergence`. Returns
     the loss and its detached parts: `stream_1` … `stream_γ`, `main`, `early`, as computed.

@@ -22,7 +22,7 @@ LOSSES = ("ce", "kl")
 class AdapterSchedule:
     """Settings of one training run of an adapter. Linear decay from `learning_rate`.
 
-    main_weight α0, stream_weight αj: None = the mode's own (METHOD: Modes); stream j weighs
+    main_weight α0, stream_weight αj: None = the mode's own (docs/method.md, Modes); stream j weighs
     stream_weight · depth_decay^(j-1). pruning: the early exit learns `joint`ly, or `after` the other
     parts, which then stay frozen. segment: positions whose streams are in memory at once (0 = all).
     quantize_base: `nf4` or empty. evaluate_every: steps between validations (0 = none); patience:
@@ -91,7 +91,7 @@ class LossWeights:
 
 
 def loss_weights(config: SpeculativeConfig, schedule: AdapterSchedule) -> LossWeights:
-    """The run's weights; where the schedule is silent those of METHOD: Modes."""
+    """The run's weights; where the schedule is silent its mode's (docs/method.md, Modes)."""
     if schedule.pruning == "after":
         return LossWeights(0.0, (0.0,) * config.num_streams, 1.0)
     main, stream = (1.0, 0.1) if config.mode == "shared" else (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Key/value buffers: commits, growth, forgetting (METHOD: Invariant 4)."""
+"""Key/value buffers: commits, growth, forgetting (docs/method.md, Invariants, 4)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""MLX in lossless mode against the untouched base model in Hugging Face (METHOD: Invariants 1-3, 6)."""
+"""MLX in lossless mode against the untouched base model in Hugging Face (docs/method.md, Invariants)."""
 
 import mlx.core as mx
 import numpy as np

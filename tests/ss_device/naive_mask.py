@@ -1,4 +1,4 @@
-"""The loss with one (L(1+γ))² mask over main and stream rows, written down from METHOD: Training.
+"""The loss with one (L(1+γ))² mask over main and stream rows, written down from docs/method.md, Training.
 
 Shares no code with the product's attention, batches or losses: one document, Hugging Face's own layer
 modules, dense masks, plain loops. Memory grows with the square of L(1+γ); for comparison only.

@@ -1,4 +1,4 @@
-"""METHOD's invariants on random tiny models: the reference against Hugging Face and against itself."""
+"""docs/method.md, Invariants: the reference on random tiny models against Hugging Face and itself."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Cache:
         """Move the accepted rows of the previous step from scratch to `position` and following.
 
         nodes, kept_rows: int32 [N], the accepted path in the rows of the lower and of the upper layers,
-        -1 behind it (METHOD: One decoding step, 5); None where the part has no such layers.
+        -1 behind it (docs/method.md, Pruning); None where the part has no such layers.
         kept_rows None: all layers take `nodes`. Nothing visible lies in the slots behind the path.
         """
         rows = kept_rows if nodes is None else nodes

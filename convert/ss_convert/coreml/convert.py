@@ -1,4 +1,4 @@
-"""From an adapter and its base to a Core ML package (DESIGN: Core ML graph)."""
+"""From an adapter and its base to a Core ML package (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

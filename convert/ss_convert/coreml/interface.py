@@ -13,7 +13,7 @@ State (shared by all functions)
     mask             fp16 [T, C+T]    0 where row t sees slot s (s < C) or token s - C, else -1e4
   → hidden           fp16 [1, h]      last row at the last layer's input; a function must return something
 
-`<app>_step`, one decoding step (METHOD: One decoding step)
+`<app>_step`, one decoding step (docs/method.md, One decoding step)
     tokens           int32 [1, N]     node 0 is the root, parents before children
     positions        int32 [N]        committed length + depth
     parents          int32 [N]        -1 for the root and for padding

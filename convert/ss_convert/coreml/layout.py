@@ -53,7 +53,7 @@ class LinearLayout:
 
 
 class ConvLayout(LinearLayout):
-    """Rows are [1, w, 1, n], products are 1×1 convolutions (PLATFORM: the ANE's own form)."""
+    """Rows are [1, w, 1, n], products are 1×1 convolutions (docs/platform.md, Neural Engine)."""
 
     feature_axis, row_axis = 1, 3
     trailing = 2

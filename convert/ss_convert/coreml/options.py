@@ -22,7 +22,7 @@ CHOICES = {
 }
 # What a package says of its graph beside sizes and weights.
 GRAPH_CHOICES = ("preset", "layout", "attention", "head_split", "commit", "pad_state")
-# Forms for an engine (PLATFORM: Core ML); the defaults of CoreMLOptions are what both engines take.
+# Forms for an engine (docs/platform.md, Neural Engine); the defaults of CoreMLOptions suit both engines.
 PRESETS = {
     "ane": {
         "layout": "conv",
@@ -43,7 +43,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class CoreMLOptions:
-    """Sizes of the functions (METHOD: One decoding step) and how they are built.
+    """Sizes of the functions (docs/method.md, One decoding step) and how they are built.
 
     num_nodes N: rows of a step; num_kept K: nodes left after pruning (K = N: none); context C: cached
     positions; chunk: prompt tokens per prefill call; prune_over: early-exit scores normalised over the

@@ -67,7 +67,7 @@ def part_names(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}-{index:0{width}d}-of-{count}.mlpackage" for index in range(1, count + 1))
 
 
-# PLATFORM: files above about 1 GB leave the Neural Engine. Tables of the functions come on top.
+# Files above about 1 GB leave the Neural Engine (docs/platform.md, Large files). Tables come on top.
 LARGEST_FILE = 950_000_000
 
 

@@ -1,4 +1,4 @@
-"""`<app>_prefill`: a causal chunk of prompt tokens, no streams (METHOD: Streams, which carry none)."""
+"""`<app>_prefill`: a causal chunk of prompt tokens, no streams (docs/method.md, Streams)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`<app>_step`: verify a draft tree and write the next draft (METHOD: One decoding step)."""
+"""`<app>_step`: verify a draft tree and write the next draft (docs/method.md, One decoding step)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-stream attention layers: kept nodes and their γ streams as rows of one layer (METHOD: Streams).
+"""Multi-stream attention: kept nodes and their γ streams as rows of one layer (docs/method.md, Streams).
 
 Rows are [K main | K·γ streams], node by node. Keys of the streams stand behind those of the prefix and the
 nodes; a constant mask says who sees them.

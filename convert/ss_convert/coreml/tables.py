@@ -55,7 +55,7 @@ def rotary_table(
 
 
 def stream_offsets(config: SpeculativeConfig) -> np.ndarray:
-    """int32 [γ]: how far stream j's position lies behind its node's (METHOD: Streams)."""
+    """int32 [γ]: how far stream j's position lies behind its node's (docs/method.md, Stream positions)."""
     steps = np.arange(1, config.num_streams + 1, dtype=np.int32)
     return steps if config.stream_position == "shift" else np.zeros_like(steps)
 
@@ -77,7 +77,7 @@ def own_stream_mask(config: SpeculativeConfig, num_kept: int) -> np.ndarray:
     """fp16 [K·(1+γ), K·γ]: additive mask of the stream columns, rows as [main | streams].
 
     Stream (i, j) sees streams (i, j' ≤ j); main i sees its own streams with `main_attends_streams`
-    (METHOD: Streams).
+    (docs/method.md, Mask rules).
     """
     gamma = config.num_streams
     same_node = np.eye(num_kept, dtype=bool)

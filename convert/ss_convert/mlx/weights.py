@@ -15,7 +15,7 @@ from ss_device.errors import UserError
 
 
 def write_base(weights: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write base weights (`Architecture.weight_shapes` names) in float16 (DESIGN: Bundle).
+    """Write base weights (`Architecture.weight_shapes` names) in float16 (ARCHITECTURE.md).
 
     float16 sources are stored bit for bit, and so is everything of a checkpoint with MLX's quantized
     matrices. One tensor at a time is asked for and in memory. Raises UserError for a value that float16
@@ -29,7 +29,7 @@ def write_base(weights: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
-    """Write an adapter's tensors in float16 (DESIGN: Bundle), but for a bigram bias that others share.
+    """Write an adapter's tensors in float16 (ARCHITECTURE.md), but for a bigram bias that others share.
 
     Names are those of `ss_device.config.tensor_shapes`; in shared mode also `lora.<projection>.a`
     [rank, in] and `.b` [out, rank], e.g. `lora.layers.3.attn.q.a`, not yet multiplied by lora_alpha /

@@ -124,7 +124,7 @@ class CoreMLStepModel:
         return Proposal(int(verified.chosen[0]), verified.stream_logits)
 
     def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
-        """Verify a tree of at most N nodes (METHOD: One decoding step).
+        """Verify a tree of at most N nodes (docs/method.md, One decoding step).
 
         Raises UserError for a tree that does not fit, or with `choose` where the package returns no logits.
         """

@@ -90,7 +90,7 @@ class StreamDecoder(nn.Module):
         return soft_cap(out, self.architecture.logit_softcap)
 
     def start_streams(self, main: mx.array, positions: mx.array) -> mx.array:
-        """S[i, j] = f(M[i]) + P[j]: main rows [R, h] → [R·γ, h], position-major (METHOD: Streams).
+        """S[i, j] = f(M[i]) + P[j]: main rows [R, h] → [R·γ, h], position-major (docs/method.md, Streams).
 
         Without P when values are rotated instead (v1 App. B).
         positions [R] of the main rows; learned ones are exchanged for those of the streams.
@@ -144,7 +144,7 @@ class StreamDecoder(nn.Module):
         return x
 
     def early_exit_edges(self, hidden: mx.array, tree: TreeArrays, over: str) -> mx.array:
-        """Early-exit log-probability of every node given its parent, float32 [N] (METHOD: step, 2).
+        """Early-exit log-probability of every node given its parent, float32 [N] (docs/method.md, Pruning).
 
         hidden [N, h]: main rows at the first MSA layer. over: `draft` normalises over the tokens of the
         tree's nodes but the root, `vocabulary` over all V.

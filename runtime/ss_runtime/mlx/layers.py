@@ -265,7 +265,7 @@ class FeedForward(AdaptedLinears):
             self.stream_adapter = LowRank(architecture.hidden_size, architecture.hidden_size, rank)
 
     def __call__(self, x: mx.array, num_main: int, post_norm) -> mx.array:
-        """Normalised rows [R, h] → [R, h] (METHOD: Modes, stream feed-forward)."""
+        """Normalised rows [R, h] → [R, h] (docs/method.md, Streams)."""
         if num_main == x.shape[0]:
             return post_norm(self.block(x, num_main))
         streams = self.adapt(x[num_main:])

@@ -30,7 +30,7 @@ def load_model(
     quantize: str | None = None,
     kv_bits: int | None = None,
 ) -> MLXStepModel:
-    """The adapter's step model from the bundle's MLX files (DESIGN: MLX runtime).
+    """The adapter's step model from the bundle's MLX files (ARCHITECTURE.md).
 
     num_nodes: nodes per step, by default the adapter's; num_kept: nodes after pruning, by default all;
     context in tokens, by default `Architecture.default_context`; stream_rows by default as

@@ -41,7 +41,7 @@ class MLXStepModel:
 
     base_arrays, adapter_arrays: canonical names → numpy or MLX arrays, cast to `dtype` (`float16`,
     `float32` or `bfloat16`). num_nodes N, num_kept K (None: N, no pruning), context in tokens;
-    prune_over: `draft` or `vocabulary` (METHOD: One decoding step, 2).
+    prune_over: `draft` or `vocabulary` (docs/method.md, Pruning).
 
     stream_rows says which nodes carry streams in a step. `kept`: all of them, in the same pass, as in the
     paper. `accepted`: only the node where the walk ends, in a second pass of γ rows over the MSA layers;
@@ -130,10 +130,10 @@ class MLXStepModel:
         return Proposal(int(verified.chosen[0]), verified.stream_logits)
 
     def step(self, tree: DraftTree, choose: Choose | None = None, defer: bool = False) -> Verified:
-        """Verify a tree of at most N nodes (METHOD: One decoding step). Changes nothing until `commit`.
+        """Verify a tree of at most N nodes (docs/method.md, One decoding step).
 
-        With `choose` the step is not compiled and reads the logits of all nodes to the host. defer: leave
-        the accepted node's streams to `streams`, if anybody asks for them.
+        Changes nothing until `commit`. With `choose` the step is not compiled and reads the logits of all
+        nodes to the host. defer: leave the accepted node's streams to `streams`, if anybody asks for them.
         """
         check_tree(self.limits, tree, self.cache.length)
         if defer and not self.limits.defers_streams:

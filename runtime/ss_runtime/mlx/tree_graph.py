@@ -43,7 +43,7 @@ class TreeArrays:
 
 
 def stream_mask(ancestors: mx.array, num_streams: int, main_attends_streams: bool) -> mx.array:
-    """Who sees whom among [main 0..K-1 | (0,1)…(0,γ) | (1,1)…] (METHOD: Streams).
+    """Who sees whom among [main 0..K-1 | (0,1)…(0,γ) | (1,1)…] (docs/method.md, Mask rules).
 
     ancestors: bool [K, K] → bool [K·(1+γ), K·(1+γ)]. Stream (i, j) sees what main i sees and the
     streams (i, j' ≤ j); main i sees its own streams only with `main_attends_streams`.
@@ -104,7 +104,7 @@ def keep_best_nodes(scores: mx.array, keep: int) -> mx.array:
 
 
 def accepted_row(tree: TreeArrays, chosen: mx.array) -> mx.array:
-    """Where the greedy walk ends (METHOD: One decoding step, 4). int32 [1].
+    """Where the greedy walk ends (docs/method.md, Walk). int32 [1].
 
     chosen: [K], the model's own next token at each node. A node is reached when it and its ancestors
     are each what was chosen at their parent; the deepest reached one is accepted. Of two equal

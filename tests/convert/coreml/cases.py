@@ -141,7 +141,7 @@ def compare_steps(pair: Pair, prompt: list[int], sizes: list[int], seed: int = 0
 
 
 def compare_caches(pair: Pair) -> None:
-    """The committed slots hold the reference's keys and values (METHOD: invariant 4)."""
+    """The committed slots hold the reference's keys and values (docs/method.md, Invariants, 4)."""
     cached = committed_cache(pair.coreml)
     layers = len(cached) // 2
     assert pair.coreml.length == pair.reference.length

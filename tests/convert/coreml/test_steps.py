@@ -1,4 +1,4 @@
-"""Every kind of adapter on the executor against the PyTorch reference, in float32 (METHOD: Invariants)."""
+"""Every kind of adapter on the executor against the reference, in float32 (docs/method.md, Invariants)."""
 
 from __future__ import annotations
 

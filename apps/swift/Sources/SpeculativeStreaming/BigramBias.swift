@@ -1,4 +1,4 @@
-/// Low-rank bigram term on the actual parent token: `logits_child += u[parent] · vᵀ` (METHOD: Draft trees).
+/// Low-rank bigram term on the actual parent token: `logits_child += u[parent] · vᵀ` (docs/method.md, SS+).
 public struct BigramBias: Sendable {
     public let rank: Int
     public let vocabulary: Int

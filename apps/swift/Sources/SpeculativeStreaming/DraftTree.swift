@@ -45,7 +45,7 @@ public struct DraftTree: Sendable, Equatable {
 
     /// Row-major booleans [size, size]: row v sees column u when u is v or an ancestor of v.
     ///
-    /// `size` ≥ `count` pads with nodes that see only themselves (METHOD: One decoding step).
+    /// `size` ≥ `count` pads with nodes that see only themselves (docs/method.md, Draft trees).
     public func ancestorMask(size: Int? = nil) -> [Bool] {
         let size = size ?? count
         precondition(size >= count, "the mask cannot be smaller than the tree")

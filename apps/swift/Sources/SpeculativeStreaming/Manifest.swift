@@ -18,7 +18,7 @@ public struct StreamSettings: Codable, Sendable, Equatable {
     public let bigramRank: Int
 
     private enum OldKeys: String, CodingKey {
-        case bigramRank
+        case markovRank
     }
 
     public init(from decoder: Decoder) throws {
@@ -26,8 +26,8 @@ public struct StreamSettings: Codable, Sendable, Equatable {
         mode = try values.decode(String.self, forKey: .mode)
         numStreams = try values.decode(Int.self, forKey: .numStreams)
         mainAttendsStreams = try values.decode(Bool.self, forKey: .mainAttendsStreams)
-        // Bundles of earlier versions call it `bigram_rank`.
-        let old = try decoder.container(keyedBy: OldKeys.self).decodeIfPresent(Int.self, forKey: .bigramRank)
+        // Bundles of earlier versions call it `markov_rank`.
+        let old = try decoder.container(keyedBy: OldKeys.self).decodeIfPresent(Int.self, forKey: .markovRank)
         bigramRank = try old ?? values.decode(Int.self, forKey: .bigramRank)
     }
 }
@@ -80,10 +80,10 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
     /// Path of the golden traces without extension.
     public let golden: String?
     /// safetensors file with a bigram bias that adapters share; nil: it is in `tensorFile`.
-    public var sharedBigramBiasFile: String? { bigramBiasFile ?? bigramBiasFile }
+    public var sharedBigramBiasFile: String? { bigramBiasFile ?? parentBiasFile }
     private let bigramBiasFile: String?
     /// What bundles of earlier versions call it.
-    private let bigramBiasFile: String?
+    private let parentBiasFile: String?
 
     /// The golden traces that its package must replay; nil without any.
     public var packageGolden: String? { coreml?.golden ?? golden }

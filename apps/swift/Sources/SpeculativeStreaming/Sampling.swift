@@ -1,7 +1,7 @@
 import Foundation
 
 /// How a token is drawn from logits: the target distribution of one node, and noise keyed by seed and
-/// position (METHOD: Choosing tokens).
+/// position (docs/method.md, Choosing tokens).
 ///
 /// With keyed noise the draw at a position depends on (seed, position, logits) alone, so speculation does
 /// not change the text.

@@ -12,7 +12,7 @@ struct GrowthLimits {
 ///
 /// Row g-1 of `streamLogits` [γ, V] gives the children at depth g, re-weighted by the true parent token when
 /// there is a bigram bias. Best-first search pops nodes in order of path probability, so the result is the
-/// optimal tree of that size and closed under ancestors (METHOD: Draft trees). Ties go to the node whose
+/// optimal tree of that size and closed under ancestors (docs/method.md, Draft trees). Ties go to the node whose
 /// place was created first, and among one parent's children to the lower token id.
 func bestFirstTree(
     root: Int, streamLogits: LogitRows, numNodes: Int, bigramBias: BigramBias?, limits: GrowthLimits

@@ -11,7 +11,7 @@ public struct AcceptedPath: Sendable, Equatable {
     }
 }
 
-/// The walk (METHOD: One decoding step, 4): from the root follow the kept child equal to the token chosen
+/// The walk (docs/method.md, Walk): from the root follow the kept child equal to the token chosen
 /// at the current node; the last node's chosen token is the next root.
 ///
 /// - Parameters:
