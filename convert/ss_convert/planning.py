@@ -279,7 +279,7 @@ def _num_kept(request: Request, nodes: int) -> int:
 
 
 def _refuse_without_effect(request: Request, targets: tuple[str, ...]) -> None:
-    """UserError naming an option that says something of what is not among the targets."""
+    """UserError naming an option that has no effect for these targets."""
     if request.device is not None and not request.golden:
         raise UserError("--device is where golden traces are recorded; leave it out with --no-golden")
     if request.function_dtype is not None and "mlxfn" not in targets:

@@ -99,7 +99,7 @@ def _parser() -> CommandParser:
         metavar="FILE",
         help="JSON lines (.jsonl, .jsonl.gz) with 'prompt' or the application's fields",
     )
-    prompts.add_argument("--chat", action="store_true", help="talk: one line of input per message")
+    prompts.add_argument("--chat", action="store_true", help="chat: one line of input per message")
     add("--limit", type=positive, metavar="N", help="only the first N rows of --input")
     add("--max-tokens", type=positive, metavar="N", help="default: the application's")
     add("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: MLX where it can run)")

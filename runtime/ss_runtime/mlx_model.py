@@ -133,7 +133,7 @@ class MLXStepModel:
         """Verify a tree of at most N nodes (METHOD: One decoding step). Changes nothing until `commit`.
 
         With `choose` the step is not compiled and reads the logits of all nodes to the host. defer: leave
-        the accepted node's streams to `streams`, if anybody asks for them.
+        the accepted node's streams to `streams`, if they are asked for.
         """
         check_tree(self.limits, tree, self.cache.length)
         if defer and not self.limits.defers_streams:

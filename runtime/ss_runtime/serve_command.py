@@ -49,7 +49,7 @@ def _parser() -> CommandParser:
     add("--nodes", type=positive, metavar="N", help="tree nodes per call (default: the bundle's)")
     add("--lookup", action="store_true", help="copies from prompt and output compete for the tree's nodes")
     add("--queue", type=positive, default=8, metavar="N", help="requests that may wait (default: 8)")
-    add("--max-tokens", type=positive, default=4096, metavar="N", help="most a request may ask for")
+    add("--max-tokens", type=positive, default=4096, metavar="N", help="largest max_tokens of a request")
     add(
         "--body-limit",
         type=positive,
@@ -70,8 +70,8 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     add("--without-api-key", action="store_true", help="listen beyond this machine and ask for no key")
     add("--allow-host", action="append", default=[], metavar="NAME", help="also answer to this Host header")
     add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="let this site's pages call")
-    add("--report-cached", action="store_true", help="tell cached prompt tokens and seconds in 'usage'")
-    add("--forget-prompts", action="store_true", help="reuse nothing of the prompt before")
+    add("--report-cached", action="store_true", help="report cached prompt tokens and seconds in 'usage'")
+    add("--forget-prompts", action="store_true", help="reuse nothing of the previous prompt")
 
 
 def _add_connections(group: argparse._ArgumentGroup) -> None:
