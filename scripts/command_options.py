@@ -3,8 +3,8 @@
     python -m scripts.command_options            # rewrite the lists
     python -m scripts.command_options --check    # exit code 1 if a list is not what the parsers say
 
-A list stands between `<!-- options: COMMAND -->` and `<!-- end of options -->`; everything else on the page is
-written by hand, the options of ss-stream (Swift) among it.
+A list stands between `<!-- options: COMMAND -->` and `<!-- end of options -->`. Everything else on the page
+is written by hand, the options of ss-stream (Swift) included.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _text(text: str) -> str:
 
 
 def with_lists(page: str, parsers: dict[str, argparse.ArgumentParser]) -> str:
-    """The page with every list written anew. Raises UserError for a command that the page or the code lacks."""
+    """The page with every list replaced; UserError for a command that the page or the code lacks."""
     on_page = [match["command"] for match in BLOCK.finditer(page)]
     if missing := sorted(set(parsers) ^ set(on_page)):
         raise UserError(f"{PAGE.name} and the parsers disagree about the commands {', '.join(missing)}")

@@ -275,9 +275,19 @@ def _add_evaluate(commands) -> None:
     evaluate.add_argument("--limit", type=positive, default=200, help="number of rows")
     evaluate.add_argument("--nodes", type=positive, default=32, help="tree nodes per call")
     evaluate.add_argument("--keep", type=positive, help="prune to this many nodes by early exit")
-    evaluate.add_argument("--shape", choices=("best-first", "chain", "k-ary"), default="best-first")
-    evaluate.add_argument("--top-k", type=positive, default=3)
-    evaluate.add_argument("--prune-over", choices=("draft", "vocabulary"), default="draft")
+    evaluate.add_argument(
+        "--shape",
+        choices=("best-first", "chain", "k-ary"),
+        default="best-first",
+        help="how the tree is grown",
+    )
+    evaluate.add_argument("--top-k", type=positive, default=3, help="children per node of a k-ary tree")
+    evaluate.add_argument(
+        "--prune-over",
+        choices=("draft", "vocabulary"),
+        default="draft",
+        help="what early-exit scores are normalised over",
+    )
     evaluate.add_argument(
         "--max-tokens", type=positive, help="longest answer in tokens (default: the application's)"
     )
