@@ -1,7 +1,7 @@
 """The documentation site: the repository's own Markdown files, built by Sphinx (`make site`).
 
-The source folder is the repository, so that links between the files stay what they are on a code host. Links
-to files that are not pages (JSON, code) become downloads. GitHub's slugs are the anchors of headings.
+The source folder is the repository, so the links between its files work here as they do on a code host. Links to
+files that are not pages (JSON, code) become downloads. Headings have the anchors that GitHub gives them.
 """
 
 import tomllib
@@ -16,7 +16,7 @@ extensions = ["myst_parser"]
 root_doc = "README"
 include_patterns = ["README.md", "ARCHITECTURE.md", "docs/*.md", "models/README.md", "apps/swift/README.md"]
 exclude_patterns = [".*", "build", "runs", "tests", "**/node_modules", "**/.build"]
-# Tables that `ss-bench run` writes beside its JSON: docs/benchmark.md reports them, and they have no heading.
+# Tables that `ss-bench run` writes beside its JSON, without a heading; docs/benchmark.md reports them.
 exclude_patterns += ["docs/benchmark_*.md"]
 smartquotes = False  # it turns the two hyphens of an option into a dash
 

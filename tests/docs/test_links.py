@@ -119,7 +119,7 @@ def test_make_targets_exist(name):
 
 
 def code_paths(name: str) -> set[str]:
-    """What stands in backticks and has the form of a path with a folder of this repository in front, or a file name."""
+    """Code in backticks that looks like a path in this repository or like a file name."""
     return {
         code
         for code in re.findall(r"`([^`\s]+)`", prose(name))
@@ -137,7 +137,7 @@ def top_level() -> set[str]:
 
 
 def exists(code: str, page: Path) -> bool:
-    """A path from the root, from the page's folder, or from a folder that holds packages; a name: any tracked file."""
+    """A path from the root, the page's folder or a folder of packages; for a bare name, any tracked file."""
     places = (ROOT, page.parent, ROOT / "runtime", ROOT / "convert", ROOT / "models")
     if "*" in code or "<" in code or "{" in code:
         pattern = re.sub(r"<[^>]*>|\{[^}]*\}", "*", code)
