@@ -1,7 +1,7 @@
 """The documentation site: the repository's own Markdown files, built by Sphinx (`make site`).
 
-The source folder is the repository, so the links between its files work here as they do on a code host. Links to
-files that are not pages (JSON, code) become downloads. Headings have the anchors that GitHub gives them.
+The source folder is the repository, so the links between its files work here as they do on a code host.
+Links to files that are not pages (JSON, code) become downloads. Headings have GitHub's anchors.
 """
 
 import tomllib

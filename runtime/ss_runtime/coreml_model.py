@@ -130,7 +130,7 @@ class CoreMLStepModel:
         """
         if choose is not None and self.limits.greedy_only:
             raise UserError(
-                f"{self.functions.package}: '{self.functions.step}' returns no logits to choose from; "
+                f"{self.functions.package}: '{self.functions.step}' returns no logits to sample from; "
                 f"convert it with --sampling"
             )
         check_tree(self.limits, tree, self._length)
@@ -215,6 +215,7 @@ def open_executor_model(
 
     functions = _functions(bundle, adapter)
     packages = [load_package(bundle.path / name) for name in functions.packages]
+
     def engine(part: int, name: str) -> Engine:
         program = packages[part].program(name, arithmetic, keep_weights)
         return _ExecutorEngine(program, bundle.path / functions.packages[part])

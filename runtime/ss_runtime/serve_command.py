@@ -154,7 +154,7 @@ def _engine(arguments: argparse.Namespace, bundle: Bundle):
 
 def _announce(engine, bundle: Bundle, where: str) -> None:
     models = ", ".join([*engine.bank.names, engine.bank.base_name])
-    print(f"{printable(models)} at http://{where}/v1 (Ctrl-C ends)", file=sys.stderr)
+    print(f"{printable(models)} at http://{where}/v1 (Ctrl-C stops it)", file=sys.stderr)
     if engine.untuned:
         print(untuned_hint(bundle, engine.untuned), file=sys.stderr)
 

@@ -21,7 +21,7 @@ from ss_device.errors import UserError
 
 DESCRIPTION = "Train base models and speculative adapters, and measure them."
 DATA_HELP = "JSON lines with the app's fields, or hub or hub:SPLIT for the app's data set"
-FORCE_HELP = "start anew: replace an earlier run of this output and what it wrote"
+FORCE_HELP = "start again: replace an earlier run of this output and what it wrote"
 BASE_HELP = "base model folder, or its id on the Hugging Face hub"
 EXAMPLE = (
     "ss-train adapter sqlctx --base models/base/ss-demo-base --data train.jsonl "

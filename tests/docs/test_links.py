@@ -137,7 +137,7 @@ def top_level() -> set[str]:
 
 
 def exists(code: str, page: Path) -> bool:
-    """A path from the root, the page's folder or a folder of packages; for a bare name, any tracked file."""
+    """A path from the root, the page's folder or a folder of packages; a bare name: any tracked file."""
     places = (ROOT, page.parent, ROOT / "runtime", ROOT / "convert", ROOT / "models")
     if "*" in code or "<" in code or "{" in code:
         pattern = re.sub(r"<[^>]*>|\{[^}]*\}", "*", code)

@@ -46,7 +46,7 @@ def path_shares(statistics: dict, whose: str = "the adapter") -> dict[tuple[int,
 def predicted_tokens_per_call(shares: dict[tuple[int, ...], float], choice: DraftChoice) -> float:
     """One token of the model's own and the expected accepted ones. Raises ValueError for copies."""
     if choice.lookup:
-        raise ValueError("copies are not in the rank statistics")
+        raise ValueError("prompt lookup is not in the rank statistics")
     deepest = choice.max_streams or max(map(len, shares), default=0)
     drafted = choice.num_nodes - 1
     if choice.shape == "chain":
