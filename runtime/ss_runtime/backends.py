@@ -209,7 +209,7 @@ def _pruning(adapter: BundledAdapter) -> dict:
 
 
 def load_openblas() -> Path | None:
-    """Put Debian's OpenBLAS in front of the slow BLAS inside MLX's Linux wheel, where it is installed.
+    """Load Debian's OpenBLAS, where installed, in place of the slow BLAS inside MLX's Linux wheel.
 
     Loaded with global visibility before MLX is, its symbols win. It gets OPENBLAS_THREADS threads where
     none of THREAD_VARIABLES is set. Returns the library's path or None.

@@ -41,7 +41,7 @@ def check_cache_options(arguments: argparse.Namespace) -> None:
 def with_cache(
     model: StepModel, bundle: Bundle, adapter: BundledAdapter, dtype: str, arguments: argparse.Namespace
 ) -> tuple[StepModel, list[dict]]:
-    """An MLX model that computes only what is new since the text before, and the messages of its file."""
+    """An MLX model that reuses the prefix shared with the previous text, and the messages of its file."""
     from ss_runtime.prompt_cache import CachedText, ReusingModel, cache_content
 
     content = cache_content(bundle, adapter, dtype, arguments.quantize, arguments.kv_bits)

@@ -231,7 +231,7 @@ def _tuned(
 def _hint(
     bundle: Bundle, adapter: BundledAdapter, backend: str, arguments: argparse.Namespace
 ) -> str | None:
-    """What to say of drafts that nobody asked for and nothing chose for this device."""
+    """A hint when drafts were neither asked for nor tuned for this device."""
     if backend != "mlx" or _asks_for_drafts(arguments) or not has_streams(adapter):
         return None
     return untuned_hint(bundle, [adapter.app]) if drafts_need_tuning() else None

@@ -1,4 +1,4 @@
-"""The base alone as a model of the runtime: no adapter and no streams. Copies may still be drafted."""
+"""The base alone as a model of the runtime: no adapter and no streams. Prompt lookup may still draft."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def _rules(arguments: argparse.Namespace, address: str) -> AccessRules:
-    """Who may use the server. Raises UserError for what would open it to others unasked."""
+    """Who may use the server. Raises UserError for options that would open it to others by accident."""
     key = chosen_key(arguments.api_key, arguments.api_key_file, os.environ.get(KEY_VARIABLE))
     check_exposure(address, key, arguments.without_api_key)
     return rules_for(arguments.host, address, arguments.allow_host, arguments.allow_origin, key)

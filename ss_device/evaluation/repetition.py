@@ -1,4 +1,4 @@
-"""Texts that repeat themselves: a small model's loops, which copying drafts for free."""
+"""Texts that repeat themselves: a small model's loops, which prompt lookup predicts trivially."""
 
 from __future__ import annotations
 

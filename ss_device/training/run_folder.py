@@ -42,7 +42,7 @@ def writing(output: Path) -> Iterator[None]:
 
 
 def check_plain_entries(folder: Path) -> None:
-    """UserError for what is no file or folder of its own in a run's folder.
+    """UserError for anything but plain files and folders in a run's folder.
 
     Going on with the run would write where a link leads, and wait for who reads a pipe.
     """
@@ -53,7 +53,7 @@ def check_plain_entries(folder: Path) -> None:
 
 
 def check_new_run(folder: Path, force: bool) -> None:
-    """UserError where a run may not start anew.
+    """UserError where a run may not start again.
 
     One with a checkpoint is there, unless `force`, or something else than a run.
     """
