@@ -1,6 +1,7 @@
 # make demo   convert the shipped sqlctx adapter, answer questions with it, validate every back end
 #             (make demo INPUT=test.jsonl.gz: your own rows with question and context)
-# make test   style check and tests; those of the Swift package too where a Swift toolchain is to be had
+# make test   style check, documentation site and tests; those of the Swift package too where there is a Swift toolchain
+# make site   the documentation as a website in build/site
 # make test-swift   the Swift package's tests, after providing a toolchain (scripts/swift_toolchain.sh)
 # make models DATA=folder [MINUTES=90] [WORK=folder]  train the whole demo: base, adapters, tables (docs/models.md)
 # make families  every model family on every back end against Hugging Face (table in docs/families.md)
@@ -21,7 +22,7 @@ OPENBLAS := $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3)
 MINUTES ?=
 SEED ?= 0
 
-.PHONY: demo test device-check fuzz soak faults models families test-swift run-test-swift clean distclean install blas-hint
+.PHONY: demo test site device-check fuzz soak faults models families test-swift run-test-swift clean distclean install blas-hint
 
 demo: $(INSTALLED) blas-hint
 	@$(BIN)/python -m scripts.demo $(if $(INPUT),--input $(INPUT))
@@ -29,9 +30,15 @@ demo: $(INSTALLED) blas-hint
 # One thread per worker: two workers with two threads each get in each other's way on two cores.
 test: $(INSTALLED)
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory site
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 	@if scripts/swift_toolchain.sh find; then $(MAKE) --no-print-directory run-test-swift; else \
 	    echo "Swift tests not run: there is no Swift toolchain here (make test-swift provides one)"; fi
+
+# Warnings are errors: a link that leads nowhere, a page that no table of contents names.
+site: $(INSTALLED)
+	@$(BIN)/python -m sphinx -q -W --keep-going -n -E -c docs -d build/site-cache . build/site
+	@echo "documentation: build/site/index.html"
 
 test-swift: $(INSTALLED)
 	@scripts/swift_toolchain.sh provide
@@ -95,7 +102,7 @@ ifeq ($(shell uname -s)$(OPENBLAS),Linux)
 endif
 
 clean:
-	rm -rf build/sqlctx build/.sqlctx.* build/fuzz-inputs build/swift-tiny apps/swift/.build .pytest_cache .ruff_cache
+	rm -rf build/sqlctx build/.sqlctx.* build/fuzz-inputs build/swift-tiny build/site build/site-cache apps/swift/.build .pytest_cache .ruff_cache
 	find ss_device convert runtime tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

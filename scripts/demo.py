@@ -1,4 +1,4 @@
-"""The tour behind `make demo`: convert an adapter, answer questions, prove the back ends equal.
+"""The demo behind `make demo`: convert an adapter, answer questions, check that the back ends agree.
 
 python -m scripts.demo
 """

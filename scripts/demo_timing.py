@@ -64,7 +64,7 @@ def side_by_side(bundle: Bundle, adapter: BundledAdapter, rows: Rows, others: Ro
 def open_ways(
     bundle: Bundle, adapter: BundledAdapter, choice: DraftChoice | AdaptiveChoice
 ) -> dict[str, Callable[[str], Result]]:
-    """Way → what answers a prompt's text. Drafts start afresh every time, with what tuning taught them."""
+    """Way → what answers a prompt's text. Drafts start every time from the experience of tuning."""
     tokenizer, bias = load_tokenizer(bundle), bundle.bigram_bias(adapter)
     stop_ids = frozenset(bundle.manifest.architecture.eos_ids)
 

@@ -1,4 +1,4 @@
-"""Binary files that are written whole or not without an error.
+"""Binary files that are either written completely or raise an error.
 
 `ndarray.tofile` writes through a C stream of its own whose last flush nobody checks: on a full disk, or
 beyond a limit on file sizes, it returns as if all had been written.

@@ -55,7 +55,7 @@ class StoredTensor:
     @property
     def _itemsize(self) -> int:
         if self.dtype not in DTYPES:
-            raise UserError(f"{self.path}: a tensor of type {self.dtype}, which is not read")
+            raise UserError(f"{self.path}: a tensor of type {self.dtype}, which is not supported")
         return np.dtype(DTYPES[self.dtype]).itemsize
 
     def raw(self) -> np.ndarray:

@@ -191,7 +191,7 @@ def prompts_from_file(
 
 @contextmanager
 def row_errors(path: Path | None, index: int) -> Iterator[None]:
-    """What is wrong with the `index`-th row of a file is told with file and line. path None: no file."""
+    """Errors about the `index`-th row of a file name file and line. path None: no file."""
     try:
         yield
     except UserError as error:

@@ -20,7 +20,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text. A generated one is what the model is to write, up to its end token."""
+    """A piece of text. A generated one is what the model has to write, up to its end token."""
 
     text: str
     generated: bool

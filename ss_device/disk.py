@@ -1,4 +1,4 @@
-"""A disk that takes no more: every library that writes reports it in its own way."""
+"""One-line error when the disk is full: every library reports a refused write in its own way."""
 
 from __future__ import annotations
 

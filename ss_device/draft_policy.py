@@ -155,7 +155,7 @@ class AdaptiveDrafter:
     """A drafter for `decode` that chooses size and streams of every step; it learns over generations.
 
     num_nodes: largest tree. costs, experience: measured by `ss-bench tune`. streams: `when they pay`;
-    `always` and `never` are for measuring what they bring. A step model that cannot put streams off pays
+    `always` and `never` are for measuring what they bring. A step model that cannot defer streams pays
     for them in any case, and they are used.
     """
 

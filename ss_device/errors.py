@@ -12,7 +12,7 @@ class UserError(Exception):
 
 
 class NotFinite(UserError, FloatingPointError):
-    """Arithmetic left the numbers: a loss or logits are NaN or infinite."""
+    """A loss or logits are NaN or infinite."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library's Rust code gave up: its class is none of Exception's."""
+    """Whether a library's Rust code panicked: the class is not derived from Exception."""
     return type(error).__name__ == "PanicException"
 
 

@@ -13,11 +13,11 @@ from ss_device.errors import UserError, one_line
 
 
 def sha256(*paths: Path) -> str:
-    """Hex digest over the bytes of the files, in the order given. UserError for what is no plain file."""
+    """Hex digest over the bytes of the files, in the order given. UserError if one is not a plain file."""
     digest = hashlib.sha256()
     for path in paths:
         if not path.is_file():  # a pipe would never end
-            raise UserError(f"{path}: no such file, or no plain one")
+            raise UserError(f"{path}: no such file, or not a plain file")
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -31,7 +31,7 @@ def check_plain(folder: Path) -> None:
     """
     for entry in sorted(folder.iterdir()):
         if entry.exists() and not entry.is_file() and not entry.is_dir():
-            raise UserError(f"{entry}: no plain file")
+            raise UserError(f"{entry}: not a plain file")
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:

@@ -44,5 +44,5 @@ def download_base(name: str) -> Path:
         ) from error
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(
-            f"{name}: no such base model folder, and the hub gave no copy ({one_line(error)})"
+            f"{name}: no such base model folder, and the hub provided no copy ({one_line(error)})"
         ) from error

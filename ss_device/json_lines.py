@@ -50,7 +50,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: not a whole gzip file ({one_line(error)})") from error
+        raise UserError(f"{path}: not a complete gzip file ({one_line(error)})") from error
 
 
 def source_of(row: dict) -> str:

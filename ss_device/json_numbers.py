@@ -1,4 +1,4 @@
-"""Numbers that JSON has no words for."""
+"""Numbers that JSON cannot represent."""
 
 from __future__ import annotations
 

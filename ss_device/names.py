@@ -1,4 +1,4 @@
-"""Names and paths out of files: what may become part of a path here is checked once, where it enters."""
+"""Names and paths read from files, checked once where they enter, before they become part of a path."""
 
 from __future__ import annotations
 

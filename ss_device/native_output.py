@@ -1,4 +1,4 @@
-"""What native code of libraries prints, kept out of what a command writes."""
+"""Keeps the output of libraries' native code out of a command's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 @contextmanager
 def native_output_dropped() -> Iterator[None]:
-    """What native code prints goes nowhere.
+    """Discard what native code prints.
 
     tokenizers' Rust says on stdout which entries of tokenizer.json it does not know, in the middle of what
     `--json` writes, and on stderr where in its code it gave up.

@@ -25,7 +25,7 @@ WAIT_SECONDS = 30.0
 def check_writable(path: Path) -> None:
     """Raise UserError unless a file of this name can be written, before the work that it is to hold."""
     if path.is_dir():
-        raise UserError(f"{path}: is a folder, a file is written")
+        raise UserError(f"{path}: is a folder, expected a file")
     if not path.parent.is_dir():
         raise UserError(f"{path.parent}: no such folder")
     try:
@@ -55,7 +55,7 @@ def check_output_folder(
     if not output.exists():
         return
     if not output.is_dir():
-        raise UserError(f"{output}: is a file, a folder is written")
+        raise UserError(f"{output}: is a file, expected a folder")
     if not any(output.iterdir()):
         return
     if not is_ours(output):
@@ -80,7 +80,7 @@ def folder_in_one_go(target: Path, keep_partial: bool = False) -> Iterator[Path]
     """
     target = real_output(target)
     if target.exists() and not target.is_dir():
-        raise UserError(f"{target}: is a file, a folder is written")
+        raise UserError(f"{target}: is a file, expected a folder")
     with output_lock(target):
         recover_folder(target)
         temporary = _partial_folder(target, keep_partial)
@@ -102,7 +102,7 @@ def file_in_one_go(target: Path) -> Iterator[Path]:
     """
     suffix, target = target.suffix, real_output(target)
     if target.is_dir():
-        raise UserError(f"{target}: is a folder, a file is written")
+        raise UserError(f"{target}: is a folder, expected a file")
     with output_lock(target, WAIT_SECONDS):
         for left in target.parent.glob(f".{_escaped(target.name)}.partial-*"):  # of a killed process
             left.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def output_lock(target: Path, wait: float = 0.0) -> Iterator[None]:
         lock.acquire(timeout=wait)
     except Timeout as error:
         raise UserError(
-            f"{target}: another process is writing it; run this again when that has ended"
+            f"{target}: another process is writing it; try again when it has finished"
         ) from error
     try:
         yield
@@ -179,7 +179,7 @@ def real_output(target: Path) -> Path:
         raise UserError(f"{str(target)!r}: a path cannot hold a NUL character")
     real, here = Path(os.path.realpath(target)), Path.cwd()
     if real == here or real in here.parents:
-        raise UserError(f"{target}: is the working folder or lies above it; name a folder or file in it")
+        raise UserError(f"{target}: is the working folder or one above it; choose a name inside it")
     return real
 
 

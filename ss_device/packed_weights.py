@@ -72,7 +72,7 @@ def _packing(module: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...],
     kind = _kind(tensors[f"{module}.scales"])
     if kind not in BYTES or (group, bits) not in BLOCK_MODES:
         raise UserError(
-            f"{where}: '{module}' is quantized in a way that is not covered ({bits} bits in groups of "
+            f"{where}: '{module}' is quantized in a way that is not supported ({bits} bits in groups of "
             f"{group}, scales of {kind}, no biases)"
         )
     return Packing(group, bits, BLOCK_MODES[group, bits])

@@ -34,7 +34,7 @@ from ss_device.tree import (
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """How n-grams are looked up.
+    """Settings of prompt lookup.
 
     max_match: longest suffix that is compared, in tokens; max_depth: deepest node (n-gram drafts go below
     the last stream); prior_strength: how many observations the prior of w_n counts for. The prior is
@@ -112,7 +112,7 @@ class NgramHistory:
             self._index(int(token))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take generated tokens: each one first tells whether lookup would have been right."""
+        """Take generated tokens: each one first shows whether prompt lookup would have been right."""
         for token in tokens:
             if self._trust is not None:
                 self._trust.observe(self._promise(())[0], int(token))

@@ -39,7 +39,7 @@ class Proposal:
 
 
 class DeferredProposal:
-    """A `Proposal` whose streams are computed when somebody first reads them."""
+    """A `Proposal` whose streams are computed when they are first read."""
 
     def __init__(self, root: int, streams: Callable[[], np.ndarray]) -> None:
         self.root, self._streams = root, streams

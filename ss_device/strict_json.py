@@ -1,4 +1,4 @@
-"""JSON and TOML that anybody may have written: strict, bounded, and typed by dataclasses (msgspec)."""
+"""JSON and TOML from untrusted sources: strict, bounded, and typed by dataclasses (msgspec)."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TemplateProcess:
             self.close()
             raise UserError(
                 f"the base's chat template took more than {SECONDS:.0f} seconds or {MEGABYTES} MB; "
-                "it was ended"
+                "it was stopped"
             )
         answer = decode_object(line, "chat template")
         if "error" in answer:

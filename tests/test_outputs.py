@@ -99,7 +99,7 @@ def test_a_symbolic_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
 
 def test_a_file_is_never_replaced_by_a_folder(tmp_path):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(UserError, match="out: is a file, a folder is written"):
+    with pytest.raises(UserError, match="out: is a file, expected a folder"):
         write_one_go(tmp_path / "out", "one")
     assert (tmp_path / "out").read_text() == "mine"
 

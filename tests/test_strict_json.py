@@ -1,4 +1,4 @@
-"""JSON that anybody may have written."""
+"""JSON from untrusted sources."""
 
 from __future__ import annotations
 

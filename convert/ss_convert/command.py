@@ -84,7 +84,7 @@ def _parser() -> CommandParser:
     add(
         "--force",
         action="store_true",
-        help="replace the bundle that is there, even one from the same inputs",
+        help="replace the existing bundle, even one from the same inputs",
     )
     add_device(parser, "golden traces")
     add("--json", action="store_true", help="print one JSON object")

@@ -168,7 +168,7 @@ def tensor_file(app: str) -> str:
 
 
 def _make_readable(folder: Path) -> None:
-    """The permissions of an ordinary new file; some writers leave files that only their owner reads."""
+    """The permissions of an ordinary new file; some libraries make theirs readable to the owner only."""
     umask = os.umask(0)
     os.umask(umask)
     for path in folder.rglob("*"):

@@ -112,7 +112,7 @@ def check_device(device: str | None) -> None:
     if device is None:
         return
     if not reference_available():
-        raise UserError("--device is where golden traces are recorded, and PyTorch is not installed")
+        raise UserError("--device is for recording golden traces, and PyTorch is not installed")
     from ss_device.reference.device import chosen_device
 
     chosen_device(device)

@@ -291,9 +291,9 @@ def _num_kept(request: Request, nodes: int) -> int:
 
 
 def _refuse_without_effect(request: Request, targets: tuple[str, ...]) -> None:
-    """UserError naming an option that says something of what is not among the targets."""
+    """UserError naming an option that has no effect for these targets."""
     if request.device is not None and not request.golden:
-        raise UserError("--device is where golden traces are recorded; leave it out with --no-golden")
+        raise UserError("--device is for recording golden traces; it has no effect with --no-golden")
     if request.function_dtype is not None and "mlxfn" not in targets:
         raise UserError("--mlxfn-dtype is for --target mlxfn or all")
     if "coreml" in targets:
@@ -301,7 +301,9 @@ def _refuse_without_effect(request: Request, targets: tuple[str, ...]) -> None:
     said = [name for name in COREML_ONLY if getattr(request.package, name) is not None]
     if said:
         flag = flag_of(said[0])
-        raise UserError(f"{flag} is for Core ML packages, which --target {'/'.join(targets)} has none of")
+        raise UserError(
+            f"{flag} is for Core ML packages; it has no effect with --target {'/'.join(targets)}"
+        )
     if "mlxfn" not in targets and (request.num_kept or request.prune_in_graph):
         flag = "--keep" if request.num_kept else "--prune-in-graph"
         raise UserError(f"{flag} is for Core ML packages and exported MLX functions; add one to --target")

@@ -113,7 +113,7 @@ def open_backend(
     what MLX packs the base's matrices to (`QUANTIZATIONS`); compute_units: engines that Core ML may use;
     num_kept: nodes that MLX keeps after pruning (None: as the bundle's package); kv_bits: what it keeps
     keys and values in (`KV_BITS`); device: where the reference computes (`cpu`, `cuda`, `mps`). Raises
-    UserError when the back end is unknown, is not to be had here, or a file is damaged.
+    UserError when the back end is unknown, is not available here, or a file is damaged.
     """
     check_backend(name, dtype)
     _check_options(name, bundle, adapter, compute_units, quantize, kv_bits, device)
@@ -143,7 +143,7 @@ def _check_options(
     kv_bits: int | None,
     device: str | None,
 ) -> None:
-    """UserError for an option that the back end does not have, and where it is not to be had here."""
+    """UserError for an option that the back end does not have, or that is not available here."""
     if compute_units is not None and name != "coreml":
         raise UserError(f"--compute-units is for back end 'coreml', not for '{name}'")
     if device is not None and name != "reference":
@@ -209,7 +209,7 @@ def _pruning(adapter: BundledAdapter) -> dict:
 
 
 def load_openblas() -> Path | None:
-    """Put Debian's OpenBLAS in front of the slow BLAS inside MLX's Linux wheel, where it is installed.
+    """Load Debian's OpenBLAS, where installed, in place of the slow BLAS inside MLX's Linux wheel.
 
     Loaded with global visibility before MLX is, its symbols win. It gets OPENBLAS_THREADS threads where
     none of THREAD_VARIABLES is set. Returns the library's path or None.

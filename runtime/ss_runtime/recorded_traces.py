@@ -158,7 +158,7 @@ def traces_of(
 
 
 def why_not_replayed(bundle: Bundle, adapter: BundledAdapter, backend: str) -> str | None:
-    """Why recorded traces say nothing of a back end; None where they do."""
+    """Why recorded traces cannot be compared with a back end; None where they can."""
     if backend in PACKAGE_BACKENDS and adapter.coreml is not None and adapter.coreml.golden:
         return (
             "its package has compressed weights, which are not those of the recording (the bundle's own "

@@ -34,7 +34,7 @@ class BundleTokenizer:
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"the prompt is no Unicode text: {one_line(error)}") from error
+            raise UserError(f"the prompt is not Unicode text: {one_line(error)}") from error
         # The form for batches lets other threads run meanwhile.
         ids = self.tokenizer.encode_batch_fast([prompt], add_special_tokens=False)[0].ids
         if found := outside_vocabulary(ids, self.vocab_size):

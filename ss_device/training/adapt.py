@@ -215,7 +215,7 @@ def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path,
 
 
 def _settings(base, config, schedule, train, valid, start, bigram_bias) -> dict:
-    """All that a resumed run must have in common with the one it goes on with."""
+    """Everything that a resumed run must have in common with the earlier one."""
     data, parts = hashlib.sha256(), hashlib.sha256()
     for document in [*train, *valid]:
         data.update(document.ids.tobytes() + repr(document.generated).encode())

@@ -127,7 +127,7 @@ class BaseRun:
         return self.accelerator.unwrap_model(self.objective).model
 
     def done(self) -> float:
-        """The share of the stretch behind us: the first process's clock counts for all."""
+        """The completed share of the stretch, by the first process's clock."""
         shared = [self.progress.done()]
         if self.accelerator.num_processes > 1:
             broadcast_object_list(shared)

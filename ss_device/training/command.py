@@ -21,7 +21,7 @@ from ss_device.errors import UserError
 
 DESCRIPTION = "Train base models and speculative adapters, and measure them."
 DATA_HELP = "JSON lines with the app's fields, or hub or hub:SPLIT for the app's data set"
-FORCE_HELP = "start anew: replace an earlier run of this output and what it wrote"
+FORCE_HELP = "start again: replace an earlier run of this output and what it wrote"
 BASE_HELP = "base model folder, or its id on the Hugging Face hub"
 EXAMPLE = (
     "ss-train adapter sqlctx --base models/base/ss-demo-base --data train.jsonl "
@@ -68,7 +68,7 @@ def _add_base(commands) -> None:
     base.add_argument("--data", type=Path, required=True, help="folder that the recipe's paths are in")
     base.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
     source = base.add_mutually_exclusive_group()
-    source.add_argument("--start", type=Path, metavar="BASE", help="go on from a base model's weights")
+    source.add_argument("--start", type=Path, metavar="BASE", help="start from a base model's weights")
     source.add_argument(
         "--tokenizer", type=Path, metavar="BASE", help="take a base model's tokenizer, train none"
     )
@@ -76,7 +76,7 @@ def _add_base(commands) -> None:
     budget.add_argument("--steps", type=positive, help="optimizer steps (default: the recipe's)")
     budget.add_argument("--minutes", type=positive_number, help="time budget instead, without measurements")
     budget.add_argument(
-        "--hold", action="store_true", help="do not decay and write no model: a later stretch goes on"
+        "--hold", action="store_true", help="do not decay and write no model: a later stretch continues"
     )
     base.add_argument(
         "--resume",
@@ -103,16 +103,16 @@ def _add_distill(commands) -> None:
         example="ss-train distill sqlctx --base models/base/mine --data train.jsonl --output own.jsonl",
     )
     _common(distill)
-    distill.add_argument("--output", type=Path, required=True, help="JSON lines file; a rerun goes on")
+    distill.add_argument("--output", type=Path, required=True, help="JSON lines file; a rerun continues it")
     distill.add_argument("--limit", type=positive, help="number of prompts")
-    distill.add_argument("--max-tokens", type=positive, default=96)
+    distill.add_argument("--max-tokens", type=positive, default=96, help="longest text in tokens")
     distill.add_argument(
         "--longest-prompt", type=positive, help="leave out longer prompts (default: what fits the context)"
     )
     distill.add_argument("--temp", type=float, default=0.0, help="0: greedy (the default)")
     distill.add_argument("--top-p", type=float, default=1.0, help="nucleus of sampling")
     distill.add_argument("--samples", type=positive, default=1, help="sampled texts per prompt")
-    distill.add_argument("--batch-size", type=positive, default=64)
+    distill.add_argument("--batch-size", type=positive, default=64, help="prompts at a time")
     distill.add_argument("--seed", type=int, default=0, help="of the drawn prompts and of sampling")
     distill.set_defaults(run=run_distill)
 
@@ -135,22 +135,24 @@ def _add_adapter(commands) -> None:
     )
     adapter.add_argument("--valid", type=positive, default=200, help="rows kept out for validation")
     adapter.add_argument("--limit", type=positive, help="use at most this many rows")
-    adapter.add_argument("--epochs", type=float, default=5.0)
-    adapter.add_argument("--learning-rate", type=float, default=5e-4)
-    adapter.add_argument("--tokens-per-batch", type=positive, default=2048)
+    adapter.add_argument("--epochs", type=float, default=5.0, help="passes over the data")
+    adapter.add_argument("--learning-rate", type=float, default=5e-4, help="highest learning rate")
+    adapter.add_argument(
+        "--tokens-per-batch", type=positive, default=2048, help="tokens of one optimizer step"
+    )
     adapter.add_argument(
         "--max-length", type=positive, help="longest example in tokens (320, or the base's context)"
     )
     adapter.add_argument("--golden-prompts", type=Path, help="prompts file to put into the folder")
-    adapter.add_argument("--start", type=Path, metavar="ADAPTER", help="go on from a trained adapter")
+    adapter.add_argument("--start", type=Path, metavar="ADAPTER", help="start from a trained adapter")
     adapter.add_argument(
         "--bigram-bias",
         type=Path,
         metavar="FILE",
         help="bigram bias to start from (ss-train bigram-bias); frozen when bigram_shared is set",
     )
-    adapter.add_argument("--seed", type=int, default=0)
-    adapter.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    adapter.add_argument("--seed", type=int, default=0, help="of weights and data order")
+    adapter.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     adapter.add_argument("--force", action="store_true", help=FORCE_HELP)
     _add_objective(adapter.add_argument_group("objective"))
     _add_execution(adapter.add_argument_group("execution"))
@@ -209,10 +211,10 @@ def _add_bigram_bias(commands) -> None:
     bias.add_argument("data", nargs="+", metavar="APP=FILE", help="JSON lines of each application")
     bias.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     bias.add_argument("--output", type=Path, required=True, help="safetensors file to write")
-    bias.add_argument("--force", action="store_true", help="replace a file that is there")
-    bias.add_argument("--rank", type=positive, default=32)
-    bias.add_argument("--epochs", type=positive, default=30)
-    bias.add_argument("--seed", type=int, default=0)
+    bias.add_argument("--force", action="store_true", help="replace an existing file")
+    bias.add_argument("--rank", type=positive, default=32, help="rank of the low-rank term")
+    bias.add_argument("--epochs", type=positive, default=30, help="passes over the data")
+    bias.add_argument("--seed", type=int, default=0, help="of weights and data order")
     add_device(bias)
     bias.add_argument("--json", action="store_true", help="log records as JSON lines on stdout")
     bias.set_defaults(run=run_bigram_bias)
@@ -226,17 +228,19 @@ def _add_lora(commands) -> None:
     )
     _common(lora)
     lora.add_argument("--output", type=Path, required=True, help="PEFT folder to write")
-    lora.add_argument("--rank", type=positive, default=32)
-    lora.add_argument("--alpha", type=float, default=64.0)
+    lora.add_argument("--rank", type=positive, default=32, help="rank of LoRA")
+    lora.add_argument("--alpha", type=float, default=64.0, help="alpha of LoRA: its scale is alpha / rank")
     lora.add_argument("--limit", type=positive, help="use at most this many rows")
-    lora.add_argument("--epochs", type=float, default=5.0)
-    lora.add_argument("--learning-rate", type=float, default=5e-4)
-    lora.add_argument("--tokens-per-batch", type=positive, default=2048)
+    lora.add_argument("--epochs", type=float, default=5.0, help="passes over the data")
+    lora.add_argument("--learning-rate", type=float, default=5e-4, help="highest learning rate")
+    lora.add_argument(
+        "--tokens-per-batch", type=positive, default=2048, help="tokens of one optimizer step"
+    )
     lora.add_argument(
         "--max-length", type=positive, help="longest example in tokens (320, or the base's context)"
     )
-    lora.add_argument("--seed", type=int, default=0)
-    lora.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    lora.add_argument("--seed", type=int, default=0, help="of weights and data order")
+    lora.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     lora.add_argument("--force", action="store_true", help=FORCE_HELP)
     lora.set_defaults(run=run_lora)
 
@@ -249,10 +253,12 @@ def _add_score(commands) -> None:
     )
     _common(score)
     score.add_argument("--lora", type=Path, metavar="FOLDER", help="PEFT folder (default: the base alone)")
-    score.add_argument("--limit", type=positive, default=200)
-    score.add_argument("--max-tokens", type=positive)
+    score.add_argument("--limit", type=positive, default=200, help="number of rows")
+    score.add_argument(
+        "--max-tokens", type=positive, help="longest answer in tokens (default: the application's)"
+    )
     score.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
-    score.add_argument("--batch-size", type=positive, default=32)
+    score.add_argument("--batch-size", type=positive, default=32, help="prompts at a time")
     score.set_defaults(run=run_score)
 
 
@@ -266,13 +272,27 @@ def _add_evaluate(commands) -> None:
     evaluate.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     evaluate.add_argument("--data", required=True, help=DATA_HELP)
     evaluate.add_argument("--app", help="application (default: the adapter's)")
-    evaluate.add_argument("--limit", type=positive, default=200)
-    evaluate.add_argument("--nodes", type=positive, default=32)
+    evaluate.add_argument("--limit", type=positive, default=200, help="number of rows")
+    evaluate.add_argument("--nodes", type=positive, default=32, help="tree nodes per call")
     evaluate.add_argument("--keep", type=positive, help="prune to this many nodes by early exit")
-    evaluate.add_argument("--shape", choices=("best-first", "chain", "k-ary"), default="best-first")
-    evaluate.add_argument("--tree-top-k", type=positive, default=3)
-    evaluate.add_argument("--prune-over", choices=("draft", "vocabulary"), default="draft")
-    evaluate.add_argument("--max-tokens", type=positive)
+    evaluate.add_argument(
+        "--shape",
+        choices=("best-first", "chain", "k-ary"),
+        default="best-first",
+        help="how the tree is grown",
+    )
+    evaluate.add_argument(
+        "--tree-top-k", type=positive, default=3, help="children per node of a k-ary tree"
+    )
+    evaluate.add_argument(
+        "--prune-over",
+        choices=("draft", "vocabulary"),
+        default="draft",
+        help="what early-exit scores are normalised over",
+    )
+    evaluate.add_argument(
+        "--max-tokens", type=positive, help="longest answer in tokens (default: the application's)"
+    )
     evaluate.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
     add_device(evaluate)
     evaluate.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -290,13 +310,15 @@ def _add_replay(commands) -> None:
     replay.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     replay.add_argument("--data", required=True, help=DATA_HELP)
     replay.add_argument(
-        "--continuations", type=Path, required=True, help="the model's own text; made where it is missing"
+        "--continuations", type=Path, required=True, help="the model's own text; written if missing"
     )
     replay.add_argument(
         "--tree", action="append", metavar="SHAPE:NODES[:STREAMS]", help="default best-first:32"
     )
-    replay.add_argument("--limit", type=positive, default=200)
-    replay.add_argument("--max-tokens", type=positive)
+    replay.add_argument("--limit", type=positive, default=200, help="number of rows")
+    replay.add_argument(
+        "--max-tokens", type=positive, help="longest answer in tokens (default: the application's)"
+    )
     replay.add_argument("--longest-prompt", type=positive, help="leave out longer prompts (tokens)")
     add_device(replay)
     replay.add_argument("--json", action="store_true", help="one JSON object on stdout")

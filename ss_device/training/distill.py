@@ -53,7 +53,7 @@ def distill(
     if output.suffix != ".jsonl":
         raise UserError(f"{output}: continuations are written as plain .jsonl")
     if output.exists() and not output.is_file():
-        raise UserError(f"{output}: is no plain file")
+        raise UserError(f"{output}: is not a plain file")
     with output_lock(output):
         check_settings(output, {**made_from, **asdict(settings)})
         waiting = _waiting(prompts, samples, _finished(output))

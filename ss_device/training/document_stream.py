@@ -95,7 +95,7 @@ class DocumentStream:
         found = typed(StreamState, state, "the run's place in its data")
         if len(found.cursors) != len(self.sources):
             raise UserError(
-                f"the run to go on with had {len(found.cursors)} data sources, the recipe has "
+                f"the run to resume had {len(found.cursors)} data sources, the recipe has "
                 f"{len(self.sources)}: 'cursors' of its record do not fit; start a new one"
             )
         if min(found.pool, found.tokens, *(c.epoch for c in found.cursors)) < 0:
@@ -107,7 +107,7 @@ class DocumentStream:
         self.pool, self.tokens = found.pool, found.tokens
         self._draw_pool()
         if not 0 <= found.position <= len(self.batches):
-            raise UserError(f"the run's place in its data, batch {found.position}, is none of its pool")
+            raise UserError(f"the run's place in its data, batch {found.position}, is not one of its pool")
         for _ in range(found.position):
             self.next_batch()
 

@@ -139,8 +139,8 @@ def _stretch(progress: Progress, budget: Budget | None, recipe: Recipe, run: Pat
         return Stretch(**asdict(new), first_step=progress.step, before=progress.seconds)
     if budget and found.budget != budget:
         raise UserError(
-            f"{run}: the stretch to go on with is one of {found.budget}, not of {budget}; give the same "
-            "again, or --resume alone"
+            f"{run}: the stretch to resume is one of {found.budget}, not of {budget}; give the same "
+            "again, or only --resume"
         )
     return found
 

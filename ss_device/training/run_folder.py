@@ -42,18 +42,18 @@ def writing(output: Path) -> Iterator[None]:
 
 
 def check_plain_entries(folder: Path) -> None:
-    """UserError for what is no file or folder of its own in a run's folder.
+    """UserError for anything but plain files and folders in a run's folder.
 
     Going on with the run would write where a link leads, and wait for who reads a pipe.
     """
     for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-            kind = "a symbolic link" if entry.is_symlink() else "no plain file"
+            kind = "a symbolic link" if entry.is_symlink() else "not a plain file"
             raise UserError(f"{entry}: is {kind}, expected a file or folder of the run")
 
 
 def check_new_run(folder: Path, force: bool) -> None:
-    """UserError where a run may not start anew.
+    """UserError where a run may not start again.
 
     One with a checkpoint is there, unless `force`, or something else than a run.
     """
@@ -64,7 +64,7 @@ def check_new_run(folder: Path, force: bool) -> None:
             f"{folder}: exists and is not the folder of a training run; choose another --output"
         )
     if not force and any((folder / name).exists() for name in STATES):
-        raise UserError(f"{folder} is there already: --resume goes on with it, --force starts anew")
+        raise UserError(f"{folder} exists already: --resume continues it, --force starts again")
 
 
 def open_run(folder: Path, settings: dict, resume: bool, force: bool = False) -> None:

@@ -127,7 +127,7 @@ def test_a_pipe_in_a_run_is_not_waited_for(own_models, tmp_path, capsys):
     os.mkfifo(tmp_path / "new.run" / "log.jsonl")
     words = training(own_models, tmp_path, "base")
     assert ss_train([*words, "--output", str(tmp_path / "new"), "--resume"]) == 2
-    assert "log.jsonl: is no plain file" in capsys.readouterr().err
+    assert "log.jsonl: is not a plain file" in capsys.readouterr().err
 
 
 def test_a_pipe_in_a_models_folder_is_not_waited_for(own_models, tmp_path, capsys):
@@ -136,9 +136,9 @@ def test_a_pipe_in_a_models_folder_is_not_waited_for(own_models, tmp_path, capsy
     os.mkfifo(base / "special_tokens_map.json")
     for words in (training(own_models, tmp_path, "adapter"), training(own_models, tmp_path, "lora")):
         assert ss_train([*words, "--output", str(tmp_path / "new")]) == 2
-        assert "special_tokens_map.json: no plain file" in capsys.readouterr().err
+        assert "special_tokens_map.json: not a plain file" in capsys.readouterr().err
     assert convert(own_models, "--adapter", "tiny", "--output", tmp_path / "out", *SMALL) == 2
-    assert "special_tokens_map.json: no plain file" in capsys.readouterr().err
+    assert "special_tokens_map.json: not a plain file" in capsys.readouterr().err
 
 
 def test_a_bundles_form_that_contradicts_itself_is_named(bundle, own_models, capsys):

@@ -161,7 +161,9 @@ def test_refusals(made, recorded, tmp_path, refuses, monkeypatch):
     refuses(ss_generate, *generate, says="--device is for back end 'reference'")
     convert = ("--models", str(made), "--adapter", "one", "--output", str(tmp_path / "b"))
     refuses(ss_convert, *convert, "--device", "cuda", says="finds none here")
-    refuses(ss_convert, *convert, "--device", "cpu", "--no-golden", says="leave it out with --no-golden")
+    refuses(
+        ss_convert, *convert, "--device", "cpu", "--no-golden", says="it has no effect with --no-golden"
+    )
 
 
 def test_traces_of_other_weights(made, recorded, tmp_path, refuses):

@@ -164,7 +164,7 @@ def test_an_adapter_that_the_bundle_got_later(mlx_base, tmp_path):
     shutil.rmtree(folder)
     other = make_tiny_base(tmp_path / "other", seed=5)
     make_bundle(folder, other, {"three": CONFIGS["paper"]})
-    with pytest.raises(UserError, match="now holds another base"):
+    with pytest.raises(UserError, match="has another base now"):
         bank.load("three")
     assert answer(bank.activate("two").model, None, PROMPT)
 

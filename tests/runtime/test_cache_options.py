@@ -56,7 +56,7 @@ def test_a_conversation_goes_on_from_its_file(bundle, capsys, tmp_path, monkeypa
         options = [part for f in cache for part in ("--prompt-cache", str(f))]
         said.append(run(bundle, capsys, "--adapter", "one", "--chat", *options))
     assert said[1].out + said[2].out == said[0].out
-    assert "goes on after 2 messages" in said[2].err
+    assert "continuing a conversation of 2 messages" in said[2].err
 
 
 def test_bad_caches_and_options_are_one_line(bundle, capsys, tmp_path):
@@ -141,7 +141,7 @@ def test_a_prompt_that_is_no_text(bundle, capsys, tmp_path):
     rows.write_text('{"prompt": "\\ud800"}\n')
     for options in (("--prompt", "a\udcff"), ("--input", str(rows))):
         output = run(bundle, capsys, "--adapter", "one", *options, status=2)
-        assert "no Unicode text" in output.err or "rows.jsonl:1: not valid JSON" in output.err
+        assert "not Unicode text" in output.err or "rows.jsonl:1: not valid JSON" in output.err
         assert output.err.count("\n") == 1
 
 

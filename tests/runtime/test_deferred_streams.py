@@ -49,7 +49,7 @@ def test_streams_after_the_commit_are_those_of_the_step(mlx_base, config, num_ke
             assert np.abs(streams - at_once.stream_logits).max() < 1e-4 * scale
     model.step(random_tree(rng, 3, 50, VOCAB))
     model.commit([0])
-    with pytest.raises(RuntimeError, match="put them off"):
+    with pytest.raises(RuntimeError, match="deferred streams"):
         model.streams()
 
 
@@ -57,7 +57,7 @@ def test_a_model_that_cannot_put_streams_off_says_so(mlx_base):
     model = mlx_model(mlx_base, random_adapter(mlx_base, SHARED[True]), stream_rows="kept")
     assert not model.limits.defers_streams
     model.prefill(PROMPT)
-    with pytest.raises(ValueError, match="cannot put streams off"):
+    with pytest.raises(ValueError, match="cannot defer streams"):
         model.step(random_tree(np.random.default_rng(0), 3, 50, VOCAB), defer=True)
 
 

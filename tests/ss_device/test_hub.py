@@ -171,7 +171,7 @@ def test_without_a_connection_the_cache_serves(hub, monkeypatch):
     point_at("http://127.0.0.1:9", monkeypatch)  # nobody listens there
     assert open_base(NAME).identity == first.identity
     with pytest.raises(
-        UserError, match="someone/else: no such base model folder, and the hub gave no copy"
+        UserError, match="someone/else: no such base model folder, and the hub provided no copy"
     ):
         open_base("someone/else")
 

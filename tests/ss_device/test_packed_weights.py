@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_named():
         ({"a.scales": mx.zeros((7, 5))}, "quantized 'a' does not have the shape"),
         ({"a.scales": mx.zeros(7)}, "quantized 'a' does not have the shape"),
         ({"a.weight": None}, "quantized 'a' does not have the shape"),
-        ({"a.biases": None}, "'a' is quantized in a way that is not covered"),
+        ({"a.biases": None}, "'a' is quantized in a way that is not supported"),
         (
             {"a.weight": tensors["a.weight"].view(mx.int32)},
             "'a.weight' is stored as int32, expected uint32",

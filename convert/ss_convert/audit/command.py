@@ -39,7 +39,7 @@ def parser() -> CommandParser:
     add("--compute", type=_positive, metavar="TFLOP/S", help="your own figure in place of the device's")
     add("--overhead", type=_not_negative, metavar="MS", help="per call (default: the device's, 0)")
     add("--html", type=Path, metavar="FILE", help="also write a report with plots")
-    add("--force", action="store_true", help="replace a report that is there")
+    add("--force", action="store_true", help="replace an existing report")
     add("--json", action="store_true", help="print one JSON object")
     return made
 

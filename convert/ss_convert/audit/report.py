@@ -86,7 +86,7 @@ class Audit:
 
 
 def audit(source: Path, engine: str, device: Device) -> Audit:
-    """Audit a bundle's Core ML packages, or one `.mlpackage` of anybody's.
+    """Audit a bundle's Core ML packages, or any `.mlpackage`.
 
     Raises UserError for what is neither and for a damaged package.
     """

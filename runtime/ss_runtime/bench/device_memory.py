@@ -1,4 +1,4 @@
-"""MLX memory by method: all methods live in one process, whose own peak counts everybody's weights."""
+"""MLX memory by method: all live in one process, whose own peak counts the weights of all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MemoryLedger:
 
     @contextmanager
     def account(self, name: str, counted: bool = True) -> Iterator[None]:
-        """What the block allocates and frees is the named method's; its peak counts unless told not to."""
+        """Charge to `name` what the block allocates and frees; counted: its peak as well."""
         if name.startswith("hf"):
             yield
             return

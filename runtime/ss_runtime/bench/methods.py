@@ -1,4 +1,4 @@
-"""The methods that `ss-bench run` measures: ours in one runtime, and other people's on the same weights."""
+"""The methods that `ss-bench run` measures: ours in one runtime, other libraries' on the same weights."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class OurMethod:
         self._model = TimedModel(model)
 
     def forget(self) -> None:
-        """Back to the experience that the drafter begins with."""
+        """Reset to the experience that the drafter begins with."""
         self._drafter = drafter_of(self._name, self._setting)
 
     def __call__(self, prompt: Sequence[int], max_tokens: int) -> Run:

@@ -15,7 +15,7 @@ def check_plot_file(path: Path) -> None:
     formats = _pyplot().gcf().canvas.get_supported_filetypes()
     _pyplot().close("all")
     if path.suffix.removeprefix(".").lower() not in formats:
-        raise UserError(f"{path}: not a kind of picture that can be written (known: {', '.join(formats)})")
+        raise UserError(f"{path}: not a supported picture format (known: {', '.join(formats)})")
 
 
 def plot_result(result: dict, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What keeping K of N nodes costs on this device, and the tokens per call that it leaves."""
+"""Cost and tokens per call of pruning N nodes to K on this device."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def record(model: StepModel, prompt: Sequence[int], max_tokens: int, stop_ids: f
 
 
 class RecordedModel:
-    """A step model that says what a recording says; `calls` and `seconds` by the table of costs.
+    """A step model that replays a recording; `calls` and `seconds` by the table of costs.
 
     Behind the recording's end it repeats the last token and draft: the caller's limit ends the text.
     """
@@ -164,7 +164,7 @@ def replay(
 def learn(
     num_nodes: int, costs: StepCosts, bigram_bias, recordings: Sequence[Recording], stop_ids
 ) -> Experience:
-    """Experience of the recordings: decoded without streams, always with them, then where they pay."""
+    """Experience from the recordings: decoded without streams, always with them, then where they pay."""
     rate = 1.0 / costs.seconds[0]
     blank = Experience(rate, ((2.0, costs.up_to(num_nodes)[min(7, num_nodes - 1)]),) * NUM_CELLS)
     found = {}

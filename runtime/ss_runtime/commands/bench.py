@@ -95,7 +95,7 @@ def _parser() -> CommandParser:
     run.add_argument("--repeat", type=positive, default=1, metavar="N", help="rounds over the prompts")
     run.add_argument("--output", type=Path, metavar="FILE", help="write JSON here and Markdown beside it")
     run.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (needs matplotlib)")
-    run.add_argument("--force", action="store_true", help="replace files that are there")
+    run.add_argument("--force", action="store_true", help="replace existing files")
     run.set_defaults(body=run_methods)
     tune = commands.add_parser("tune", help=f"choose nodes and shape for this device, write {FILE}")
     _shared(tune, needs_input=False)
@@ -110,7 +110,7 @@ def _parser() -> CommandParser:
     plot.add_argument("results", type=Path, nargs="+", metavar="A.json", help="results of `ss-bench run`")
     plot.add_argument("--tuning", type=Path, metavar="FILE", help=f"a bundle's {FILE}: draw its step times")
     plot.add_argument("--output", type=Path, required=True, metavar="FILE", help="the picture's name")
-    plot.add_argument("--force", action="store_true", help="replace a picture that is there")
+    plot.add_argument("--force", action="store_true", help="replace an existing picture")
     plot.set_defaults(body=plot_results)
     return parser
 
@@ -125,7 +125,7 @@ def _shared(parser: argparse.ArgumentParser, needs_input: bool) -> None:
         required=needs_input,
         metavar="FILE",
         help="JSON lines with prompts or rows; "
-        "with {app} in it: every adapter of the bundle, its name put there (in --output and --plot too)"
+        "{app} stands for the name of every adapter of the bundle in turn (in --output and --plot too)"
         + ("" if needs_input else "; without: the adapter's recorded rank statistics are used"),
     )
     add("--limit", type=positive, metavar="N", help="only the first N rows")

@@ -1,4 +1,4 @@
-"""Options of `ss-generate` for a prompt cache in a file: taken up, trimmed, written."""
+"""Options of `ss-generate` for a prompt cache in a file: loaded, trimmed, saved."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
         "--prompt-cache",
         type=Path,
         metavar="FILE",
-        help="keys and values of the text so far (MLX): taken up where FILE is there, written in the end; "
-        "--chat goes on with the conversation",
+        help="load the keys and values of an earlier text if FILE exists and save them at the end (MLX); "
+        "--chat continues the conversation",
     )
     parser.add_argument(
-        "--trim-cache", type=positive, metavar="N", help="keep the first N tokens of --prompt-cache alone"
+        "--trim-cache", type=positive, metavar="N", help="keep only the first N tokens of --prompt-cache"
     )
 
 
@@ -41,7 +41,7 @@ def check_cache_options(arguments: argparse.Namespace) -> None:
 def with_cache(
     model: StepModel, bundle: Bundle, adapter: BundledAdapter, dtype: str, arguments: argparse.Namespace
 ) -> tuple[StepModel, list[dict]]:
-    """An MLX model that computes only what is new since the text before, and the messages of its file."""
+    """An MLX model that reuses the prefix shared with the previous text, and the messages of its file."""
     from ss_runtime.mlx.prompt_cache import CachedText, ReusingModel, cache_content
 
     content = cache_content(bundle, adapter, dtype, arguments.quantize, arguments.kv_bits)

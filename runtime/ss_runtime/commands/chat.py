@@ -21,7 +21,7 @@ def talk(session: Session, chat: ChatPrompt, cache: Path | None = None) -> None:
         print("this base has no chat template: messages are joined by line breaks", file=sys.stderr)
     messages = list(session.messages)
     if messages:
-        print(f"the conversation goes on after {len(messages)} messages", file=sys.stderr)
+        print(f"continuing a conversation of {len(messages)} messages", file=sys.stderr)
     while (line := _read_line()) is not None:
         if not line.strip():
             continue

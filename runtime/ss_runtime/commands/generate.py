@@ -73,7 +73,7 @@ def _parser() -> CommandParser:
         metavar="FILE",
         help="JSON lines (.jsonl, .jsonl.gz) with 'prompt' or the application's fields",
     )
-    prompts.add_argument("--chat", action="store_true", help="talk: one line of input per message")
+    prompts.add_argument("--chat", action="store_true", help="chat: one line of input per message")
     add("--limit", type=positive, metavar="N", help="only the first N rows of --input")
     add("--max-tokens", type=positive, metavar="N", help="default: the application's")
     add("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: MLX where it can run)")
@@ -207,7 +207,7 @@ def _tuned(
 def _hint(
     bundle: Bundle, adapter: BundledAdapter, backend: str, arguments: argparse.Namespace
 ) -> str | None:
-    """What to say of drafts that nobody asked for and nothing chose for this device."""
+    """A hint when drafts were neither asked for nor tuned for this device."""
     if backend != "mlx" or _asks_for_drafts(arguments) or not has_streams(adapter):
         return None
     return untuned_hint(bundle, [adapter.app]) if drafts_need_tuning() else None

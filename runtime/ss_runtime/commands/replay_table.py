@@ -1,4 +1,4 @@
-"""What `ss-validate` prints for people: a table per adapter, and what differs."""
+"""What `ss-validate` prints: a table per adapter, and the differences."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _parser() -> CommandParser:
         help="prompt lookup: n-grams of prompt and output compete for the tree's nodes",
     )
     add("--queue", type=positive, default=8, metavar="N", help="requests that may wait (default: 8)")
-    add("--max-tokens", type=positive, default=4096, metavar="N", help="most a request may ask for")
+    add("--max-tokens", type=positive, default=4096, metavar="N", help="largest max_tokens of a request")
     add(
         "--body-limit",
         type=positive,
@@ -74,8 +74,8 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     add("--without-api-key", action="store_true", help="listen beyond this machine and ask for no key")
     add("--allow-host", action="append", default=[], metavar="NAME", help="also answer to this Host header")
     add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="let this site's pages call")
-    add("--report-cached", action="store_true", help="tell cached prompt tokens and seconds in 'usage'")
-    add("--forget-prompts", action="store_true", help="reuse nothing of the prompt before")
+    add("--report-cached", action="store_true", help="report cached prompt tokens and seconds in 'usage'")
+    add("--forget-prompts", action="store_true", help="reuse nothing of the previous prompt")
 
 
 def _add_connections(group: argparse._ArgumentGroup) -> None:
@@ -133,7 +133,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def _rules(arguments: argparse.Namespace, address: str) -> AccessRules:
-    """Who may use the server. Raises UserError for what would open it to others unasked."""
+    """Who may use the server. Raises UserError for options that would open it to others by accident."""
     key = chosen_key(arguments.api_key, arguments.api_key_file, os.environ.get(KEY_VARIABLE))
     check_exposure(address, key, arguments.without_api_key)
     return rules_for(arguments.host, address, arguments.allow_host, arguments.allow_origin, key)
@@ -158,7 +158,7 @@ def _engine(arguments: argparse.Namespace, bundle: Bundle):
 
 def _announce(engine, bundle: Bundle, where: str) -> None:
     models = ", ".join([*engine.bank.names, engine.bank.base_name])
-    print(f"{printable(models)} at http://{where}/v1 (Ctrl-C ends)", file=sys.stderr)
+    print(f"{printable(models)} at http://{where}/v1 (Ctrl-C stops it)", file=sys.stderr)
     if engine.untuned:
         print(untuned_hint(bundle, engine.untuned), file=sys.stderr)
 

@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="FILE",
         help="JSON lines with 'prompt' or the application's fields (default: the bundle's golden prompts)",
     )
-    recording.add_argument("--force", action="store_true", help="replace the traces that are there")
+    recording.add_argument("--force", action="store_true", help="replace existing traces")
     return run_command(parser, validate, argv)
 
 
@@ -173,7 +173,7 @@ def _engine_options(arguments: argparse.Namespace, backend: str) -> dict:
 
 
 def _check_recording(arguments: argparse.Namespace, named: set[str]) -> None:
-    """UserError for an option that says something of what is not done."""
+    """UserError for an option that has no effect on what was asked for."""
     if arguments.record and (arguments.backend or arguments.traces):
         raise UserError("--record replays nothing: leave --backend and --traces out")
     if not arguments.record and (arguments.prompts or arguments.force):

@@ -130,7 +130,7 @@ class CoreMLStepModel:
         """
         if choose is not None and self.limits.greedy_only:
             raise UserError(
-                f"{self.functions.package}: '{self.functions.step}' returns no logits to choose from; "
+                f"{self.functions.package}: '{self.functions.step}' returns no logits to sample from; "
                 f"convert it with --sampling"
             )
         check_tree(self.limits, tree, self._length)
@@ -274,7 +274,7 @@ def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine])
 
 
 class _ExecutorEngine:
-    """A program of the executor; what it cannot compute in a damaged package is one line for the user."""
+    """A program of the executor; what it cannot compute in a damaged package is a UserError."""
 
     def __init__(self, program: Engine, path: Path) -> None:
         self._program, self._path = program, path

@@ -116,7 +116,7 @@ class AdapterBank:
     def _read_again(self) -> Bundle:
         bundle = open_bundle(self.bundle.path)
         if bundle.manifest.base != self.bundle.manifest.base:
-            raise UserError(f"{bundle.path}: now holds another base; open it anew")
+            raise UserError(f"{bundle.path}: has another base now; open it again")
         return bundle
 
     def _open(self, adapter: BundledAdapter) -> ResidentAdapter:
@@ -144,7 +144,7 @@ class AdapterBank:
     def unload(self, name: str) -> None:
         """Forget a loaded adapter and, where no other one shares it, its prompt cache."""
         if name == self.base_name:
-            raise UserError(f"'{name}' is the base, which stays")
+            raise UserError(f"'{name}' is the base, which cannot be unloaded")
         text = self.activate(name).model.text
         del self._resident[name]
         if all(other.model.text is not text for other in [self._plain, *self._resident.values()]):

@@ -1,4 +1,4 @@
-"""Exported functions, tried by a process of their own: damage in such a file can end who reads it.
+"""Exported functions, tried in a separate process: a damaged file can crash its reader.
 
 MLX reads and runs what the file holds in C++, without checking it against anything. What a damaged file
 does there (an endless loop, a segmentation fault, a buffer of terabytes) it does not do to its user, as far

@@ -152,7 +152,7 @@ class CachedText:
 
 
 def _messages(path: Path, about: dict[str, str]) -> list[dict]:
-    """The conversation in a file's metadata. Raises UserError for what is none."""
+    """The conversation in a file's metadata. Raises UserError for anything else."""
     try:
         messages = json.loads(about.get("messages", "[]"))
     except (ValueError, RecursionError):
@@ -176,7 +176,7 @@ def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
 
 
 class ReusingModel:
-    """An MLX step model whose prefill keeps the common beginning of the text before.
+    """An MLX step model whose prefill reuses the prefix shared with the previous text.
 
     text: may be shared by several models with the same content; one generation at a time. `reused`:
     prompt tokens that the last prefill did not compute.
@@ -198,7 +198,7 @@ class ReusingModel:
         self._model.keep(num_kept)
 
     def prefill(self, tokens: Sequence[int], choose: Choose | None = None, defer: bool = False) -> Proposal:
-        """As `StepModel.prefill`, computing only what the cached text does not begin with."""
+        """As `StepModel.prefill`, reusing the prefix shared with the cached text."""
         text = self.text
         self.reused = text.common(tokens)
         text.trim(self.reused)

@@ -133,11 +133,11 @@ class MLXStepModel:
         """Verify a tree of at most N nodes (docs/method.md, One decoding step).
 
         Changes nothing until `commit`. With `choose` the step is not compiled and reads the logits of all
-        nodes to the host. defer: leave the accepted node's streams to `streams`, if anybody asks for them.
+        nodes to the host. defer: leave the accepted node's streams to `streams`, if they are asked for.
         """
         check_tree(self.limits, tree, self.cache.length)
         if defer and not self.limits.defers_streams:
-            raise ValueError(f"stream_rows '{self.stream_rows}' cannot put streams off")
+            raise ValueError(f"stream_rows '{self.stream_rows}' cannot defer streams")
         size = self._padded_size(tree.num_nodes)
         self.cache.reserve(self._scratch_rows(size))
         arrays, ancestors = _upload(tree, size)
@@ -161,7 +161,7 @@ class MLXStepModel:
         For a step that put them off. They see what is committed, and change nothing.
         """
         if self._drafting is None or self._kept is not None:
-            raise RuntimeError("streams follow the commit of a step that put them off")
+            raise RuntimeError("deferred streams follow the commit of their step")
         rows = self._leaders + self.limits.num_streams
         self.cache.reserve(rows)
         length, nobody = mx.array([self.cache.length]), mx.zeros((1, 0), mx.bool_)

@@ -105,7 +105,7 @@ def chosen_key(option: str | None, file: Path | None, environment: str | None) -
 
 
 def check_exposure(address: str, key: str | None, without_key: bool) -> None:
-    """Raise UserError when other machines could reach a server that asks for no key, unasked."""
+    """UserError for a server without a key that other machines could reach, unless it was asked for."""
     if key is None and not without_key and not ipaddress.ip_address(address).is_loopback:
         raise UserError(
             f"{address} is open to other machines: give an API key (--api-key-file, SS_SERVE_API_KEY), "

@@ -1,4 +1,4 @@
-"""Connections that no client can hold for nothing: uvicorn's protocol with deadlines and a limit."""
+"""Connections with deadlines and a limit, over uvicorn's protocol, so that no client can hold one idle."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class GuardedProtocol(H11Protocol):
         self._refuse(self.conn.problem)
 
     def shutdown(self) -> None:
-        """Told once, when the server ends. A request that is still arriving is not waited for."""
+        """Called once, when the server ends. A request that is still arriving is not waited for."""
         if self.transport.is_closing():
             return
         answering = self.cycle is not None and not self.cycle.response_complete

@@ -23,7 +23,7 @@ from ss_runtime.tuning import drafts_need_tuning, read_tuning
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
 
 @dataclass
@@ -225,7 +225,7 @@ class Engine:
         del self._drafters[name]
 
     def _new_drafter(self, resident):
-        """As asked, else as tuned on this device; the base alone has no streams, only prompt lookup."""
+        """As requested, else as tuned on this device; the base alone has no streams, only prompt lookup."""
         streams = has_streams(resident.adapter)
         if streams and not (self._nodes or self._lookup):
             tuned = read_tuning(self.bank.bundle, resident.adapter.app, self.bank.dtype)

@@ -25,7 +25,7 @@ def resolve(host: str, port: int) -> tuple[int, str]:
 
 
 def listen(host: str, port: int, family: int, address: str) -> socket.socket:
-    """A bound socket; `host` is for the message. Raises UserError when it cannot be had."""
+    """A bound socket; `host` is for the message. Raises UserError when it is not available."""
     try:
         return socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Text of a client that may be shown: nothing in it can steer a terminal or fill a log."""
+"""Text of a client made safe to print: no control characters, and a bounded length."""
 
 from __future__ import annotations
 

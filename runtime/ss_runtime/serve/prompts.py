@@ -1,4 +1,4 @@
-"""Prompts of requests as token ids, made in a thread of their own: the event loop goes on."""
+"""Prompts of requests as token ids, made in a separate thread so as not to block the event loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PromptReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
 
     def close(self) -> None:
-        """End the thread; what waits for it is given up."""
+        """End the thread; pending work is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable):

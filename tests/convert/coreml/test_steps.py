@@ -196,7 +196,7 @@ def test_sampling_form_also_returns_the_kept_nodes_logits(sampling, paper):
     paper.coreml.prefill(prompt)
     assert paper.coreml.step(tree).logits is None
     assert paper.coreml.limits.greedy_only and not pair.coreml.limits.greedy_only
-    with pytest.raises(UserError, match="no logits to choose from; convert it with --sampling"):
+    with pytest.raises(UserError, match="no logits to sample from; convert it with --sampling"):
         paper.coreml.step(tree, second_best)
 
 

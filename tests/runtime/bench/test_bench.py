@@ -326,7 +326,7 @@ def test_bad_input_is_one_line(bundle, rows, tmp_path, capsys):
         (["compare", str(tmp_path / "x.json"), str(tmp_path / "x.json")], "not a result"),
         (["compare", "none.json", "none.json"], "no such file"),
         *((["compare", file, file], f"{file}: ") for file in broken),
-        ([*run, "--plot", str(tmp_path / "x.xyz")], "x.xyz: not a kind of picture"),
+        ([*run, "--plot", str(tmp_path / "x.xyz")], "x.xyz: not a supported picture format"),
         ([*run, "--plot", str(tmp_path)], "is a folder"),
         ([*run, "--output", "/proc/none/x.json"], "/proc"),
         ([*run, "--output", "/proc/x.json"], "/proc"),

@@ -1,6 +1,6 @@
 import Foundation
 
-/// Streams text from one model. The actor confines the model: one call at a time, whoever asks.
+/// Streams text from one model. The actor confines the model: one call at a time, however many ask.
 ///
 /// A model holds one sequence. Starting a generation takes the model over; the stream that had it ends with
 /// `superseded` when it is read on.

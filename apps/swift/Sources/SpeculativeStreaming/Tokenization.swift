@@ -100,7 +100,7 @@ struct StopStrings {
 }
 
 /// Text of a byte-level BPE vocabulary (`tokenizer.json`): enough to show what token ids say where no full
-/// tokenizer is to be had, as on Linux. It cannot encode.
+/// tokenizer is available, as on Linux. It cannot encode.
 public struct ByteLevelDecoder: TextTokenizer {
     private let bytes: [Int: [UInt8]]
 
