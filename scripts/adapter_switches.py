@@ -24,6 +24,7 @@ from ss_device.decoding import Drafter, decode
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.tree import root_only
 from ss_runtime.backends import load_openblas
+from ss_runtime.settings import RuntimeSettings
 
 
 def answer(model, drafter: Drafter, ids: list[int], limit: int) -> list[tuple[tuple[int, ...], int]]:
@@ -37,7 +38,7 @@ def fresh_answers(bundle, prompts: list[list[int]], nodes: int, limit: int) -> d
 
     found = {}
     for name, adapter in bundle.manifest.adapters.items():
-        model = load_model(bundle, adapter, "float32")
+        model = load_model(bundle, adapter, RuntimeSettings(dtype="float32"))
         drafter = Drafter(nodes, bigram_bias=bundle.bigram_bias(adapter), lookup=PromptLookup())
         for number, ids in enumerate(prompts):
             found[name, number] = answer(model, drafter, ids, limit)
@@ -117,7 +118,7 @@ def main() -> None:
     prompts = [ids for texts in by_app.values() for ids in texts]
     expected = fresh_answers(bundle, prompts, arguments.nodes, arguments.tokens)
     start = time.perf_counter()
-    bank = AdapterBank(bundle, "float32", [])
+    bank = AdapterBank(bundle, RuntimeSettings(dtype="float32"), [])
     loading = {"base": time.perf_counter() - start}
     for name in sorted(bundle.manifest.adapters):
         start = time.perf_counter()

@@ -17,9 +17,10 @@ from ss_device.application import applications_folder
 from ss_device.bundle import MANIFEST, Bundle, BundledAdapter, open_bundle
 from ss_device.command_line import CommandParser, console, positive, prompts_from_file, run_command
 from ss_device.decoding import Drafter
-from ss_runtime.backends import default_backend, default_dtype, open_backend
+from ss_runtime.backends import default_backend, open_backend
 from ss_runtime.commands import validate
 from ss_runtime.commands.generate import Session, run_prompt
+from ss_runtime.settings import RuntimeSettings, default_dtype
 from ss_runtime.tokenization import load_tokenizer
 
 TUNING_QUESTIONS = 20
@@ -96,7 +97,7 @@ def _answer(
     tokenizer = load_tokenizer(bundle)
     dtype = "float32" if name == "executor" else default_dtype(name)
     session = Session(
-        model=open_backend(name, bundle, adapter, dtype),
+        model=open_backend(bundle, adapter, RuntimeSettings(name, dtype)),
         drafter=Drafter(adapter.num_nodes, bigram_bias=bundle.bigram_bias(adapter)),
         tokenizer=tokenizer,
         adapter=adapter,

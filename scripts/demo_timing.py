@@ -15,9 +15,10 @@ from rich.table import Table
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.command_line import console
 from ss_device.decoding import Drafter
-from ss_runtime.backends import default_dtype, fastest_stream_rows, open_backend
+from ss_runtime.backends import open_backend
 from ss_runtime.commands import bench
 from ss_runtime.generation import Result, generate
+from ss_runtime.settings import RuntimeSettings, default_dtype
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import AdaptiveChoice, DraftChoice, read_tuning
 
@@ -69,9 +70,10 @@ def open_ways(
     stop_ids = frozenset(bundle.manifest.architecture.eos_ids)
 
     def way(new_drafter: Callable[[], Drafter]) -> Callable[[str], Result]:
-        rows = fastest_stream_rows(adapter, new_drafter().num_nodes)
-        kept = choice.num_kept or adapter.num_nodes
-        model = open_backend("mlx", bundle, adapter, None, rows, num_kept=kept)
+        settings = RuntimeSettings(backend="mlx", num_kept=choice.num_kept or adapter.num_nodes)
+        if new_drafter().num_nodes == 1:
+            settings = settings.without_streams(adapter)
+        model = open_backend(bundle, adapter, settings)
         return lambda prompt: generate(
             model, new_drafter(), tokenizer.encode(prompt), adapter.max_tokens, stop_ids,
             adapter.stop_strings, tokenizer,

@@ -47,9 +47,10 @@ from ss_device.training.adapt import train_adapter
 from ss_device.training.continuations import Continuation, continuations
 from ss_device.training.examples import encode_examples, load_prompts
 from ss_device.training.schedule import AdapterSchedule
-from ss_runtime.backends import DTYPES, why_not
+from ss_runtime.backends import why_not
 from ss_runtime.commands.validate import DEFAULTS, validate_backend
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact
+from ss_runtime.settings import DTYPES, RuntimeSettings
 from ss_runtime.validation import Replay
 
 NODES = 32
@@ -101,9 +102,9 @@ def golden_traces(setting: Setting) -> dict:
         if (reason := why_not(backend, bundle, adapter)) is not None:
             found[f"{backend} {dtype}"] = reason
             continue
-        options = {"device": "cpu"} if backend == "reference" else {}
+        settings = RuntimeSettings(device="cpu" if backend == "reference" else None)
         replayed = Replay(backend, dtype, weights_are_exact(bundle, backend, origin), origin)
-        validate_backend(bundle, adapter, traces, replayed, options)
+        validate_backend(bundle, adapter, traces, replayed, settings)
         found[f"{backend} {dtype}"] = f"{replayed.token_exact} of {replayed.prompts} exact"
         found.setdefault("failures", []).extend(replayed.failures)
     return _failing(found, bool(found.get("failures")))

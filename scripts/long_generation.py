@@ -51,8 +51,9 @@ def small_architecture(context: int) -> Architecture:
 
 def open_random(context: int, nodes: int):
     """An MLX step model with random weights."""
-    from ss_runtime.mlx.loading import default_stream_rows
+    from ss_runtime.mlx.loading import fastest_stream_rows
     from ss_runtime.mlx.step_model import MLXStepModel
+    from ss_runtime.settings import RuntimeSettings
 
     architecture, rng = small_architecture(context), np.random.default_rng(0)
 
@@ -69,10 +70,12 @@ def open_random(context: int, nodes: int):
         CONFIG,
         arrays(architecture.weight_shapes()),
         arrays(tensor_shapes(CONFIG, architecture)),
-        num_nodes=nodes,
-        context=context,
-        dtype="float32",
-        stream_rows=default_stream_rows(CONFIG),
+        RuntimeSettings(
+            num_nodes=nodes,
+            context=context,
+            dtype="float32",
+            stream_rows=fastest_stream_rows(CONFIG),
+        ),
     )
 
 

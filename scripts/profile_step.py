@@ -21,7 +21,8 @@ from ss_device.bundle import open_bundle
 from ss_device.decoding import Drafter
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.tree import DraftTree, root_only
-from ss_runtime.backends import fastest_stream_rows, load_openblas, open_backend
+from ss_runtime.backends import load_openblas, open_backend
+from ss_runtime.settings import RuntimeSettings
 
 SIZES = (1, 8, 16, 32)
 
@@ -138,7 +139,8 @@ def main() -> None:
     prompt = generator.integers(10, vocab, arguments.prompt_tokens).tolist()
     whole, parts = [], []
     for size in SIZES:
-        model = open_backend("mlx", bundle, adapter, "float32", fastest_stream_rows(adapter, size))
+        settings = RuntimeSettings(backend="mlx", dtype="float32")
+        model = open_backend(bundle, adapter, settings if size > 1 else settings.without_streams(adapter))
         lookup = PromptLookup() if arguments.lookup else None
         drafter = Drafter(size, bigram_bias=bias, lookup=lookup)
         whole.append(step_parts(model, drafter, prompt, arguments.repeats))

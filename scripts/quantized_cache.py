@@ -22,7 +22,8 @@ from scripts.bundle_prompts import bundle_prompts
 from scripts.same_text import text_of, tie
 from ss_device.bundle import open_bundle
 from ss_device.decoding import Drafter
-from ss_runtime.backends import KV_BITS, fastest_stream_rows, load_openblas, open_backend
+from ss_runtime.backends import load_openblas, open_backend
+from ss_runtime.settings import KV_BITS, RuntimeSettings
 
 FLOAT = "float32"
 
@@ -100,9 +101,8 @@ def main() -> None:
     bundle = open_bundle(arguments.bundle)
     adapter = bundle.adapter(arguments.adapter)
     prompts = bundle_prompts(bundle, arguments.input, arguments.limit)[adapter.app]
-    rows_of = fastest_stream_rows(adapter, adapter.num_nodes)
     models = {
-        str(bits or FLOAT): open_backend("mlx", bundle, adapter, "float32", rows_of, kv_bits=bits)
+        str(bits or FLOAT): open_backend(bundle, adapter, RuntimeSettings("mlx", "float32", kv_bits=bits))
         for bits in (None, *sorted(KV_BITS, reverse=True))
     }
     drafter = Drafter(adapter.num_nodes, bigram_bias=bundle.bigram_bias(adapter))

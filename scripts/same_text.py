@@ -30,6 +30,7 @@ from ss_device.sampling import Sampler, keyed_uniform
 from ss_device.step_model import StepModel
 from ss_runtime.backends import load_openblas
 from ss_runtime.samplers import build_sampler
+from ss_runtime.settings import RuntimeSettings
 
 WAYS = ("greedy", "seeded")
 TEMPERATURE, TOP_P = 0.8, 0.95
@@ -166,7 +167,7 @@ def main() -> None:
 
     bundle = open_bundle(arguments.bundle)
     prompts = bundle_prompts(bundle, arguments.input, arguments.limit)
-    bank = AdapterBank(bundle, "float32")
+    bank = AdapterBank(bundle, RuntimeSettings(dtype="float32"))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     rows = compare_all(bank, prompts, arguments.max_tokens, arguments.output.with_suffix(".rows.jsonl"))
     result = {

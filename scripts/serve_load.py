@@ -31,6 +31,7 @@ from ss_device.bundle import open_bundle
 from ss_device.decoding import Drafter
 from ss_runtime.backends import load_openblas
 from ss_runtime.generation import generate
+from ss_runtime.settings import RuntimeSettings
 from ss_runtime.tokenization import load_tokenizer
 
 CLIENTS, LEAVE_EVERY, TOKENS = 8, 5, 24
@@ -43,7 +44,7 @@ def expected_texts(bundle, prompts: dict[str, list[list[int]]]) -> dict[tuple[st
     tokenizer, found = load_tokenizer(bundle), {}
     stop = frozenset(bundle.manifest.architecture.eos_ids)
     for name, adapter in bundle.manifest.adapters.items():
-        model = load_model(bundle, adapter, "float32")
+        model = load_model(bundle, adapter, RuntimeSettings(dtype="float32"))
         for app, texts in prompts.items():
             for number, ids in enumerate(texts):
                 result = generate(model, Drafter(1), ids, TOKENS, stop, adapter.stop_strings, tokenizer)

@@ -37,9 +37,9 @@ def setting(
 ) -> Any:
     """A field of a settings class.
 
-    flag: the option's name (None: the field's own, `num_kept` → `--num-kept`); parse: text → value (None:
-    the field's type); group: heading in the help that the option stands under. An option that is not given
-    leaves the default.
+    A tuple is an option that may be repeated. flag: the option's name (None: the field's own, `num_kept` →
+    `--num-kept`); parse: text → value (None: the field's type); group: heading in the help that the option
+    stands under. An option that is not given leaves the default.
     """
     metadata = {
         "help": help,
@@ -71,6 +71,7 @@ def settings_of(arguments: argparse.Namespace, settings: type[Settings], **other
     """The settings that the parsed options say; others: fields that are not options of this command."""
     names = [field.name for field in dataclasses.fields(settings) if field.init]
     said = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    said = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
     return settings(**{**said, **others})
 
 
@@ -84,7 +85,10 @@ def _add_option(place: argparse._ActionsContainer, field: dataclasses.Field, hin
     about, kind = field.metadata, _plain_type(hint)
     words: dict[str, Any] = {"dest": field.name, "default": field.default, "help": about["help"]}
     flag = about["flag"] or "--" + field.name.replace("_", "-")
-    if kind is bool:
+    if typing.get_origin(kind) is tuple and about["parse"] is None:
+        # May be repeated. Without a default of argparse's own, to which it would append.
+        words |= {"action": "append", "default": argparse.SUPPRESS, "metavar": about["metavar"]}
+    elif kind is bool:
         # A flag that is off can be said; one that is on, or undecided, must also be denied.
         words["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
     else:

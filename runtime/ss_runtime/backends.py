@@ -15,6 +15,7 @@ import ctypes
 import os
 import platform
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,39 +23,14 @@ from ss_device.bundle import MLX_BASE, Bundle, BundledAdapter
 from ss_device.errors import UserError, library_errors
 from ss_device.step_model import StepModel
 from ss_runtime.coreml.step_model import open_coreml_model
-from ss_runtime.plain_base import has_streams
+from ss_runtime.settings import RuntimeSettings, default_dtype
 
-DTYPES = {
-    "mlx": ("float16", "float32", "bfloat16"),
-    "executor": ("float16", "float32"),
-    "reference": ("float32", "float16", "bfloat16"),
-    "coreml": ("float16",),
-    "mlxfn": ("float16", "float32", "bfloat16"),
-}
-BACKENDS = tuple(DTYPES)
-QUANTIZATIONS = ("4", "8", "mxfp4")
-KV_BITS = (4, 8)
 CONFIG_FILE = "config.json"
 OPENBLAS = "openblas-pthread/libblas.so.3"
 # Unless the environment says otherwise. Two decode faster than one on two free cores (docs/benchmark.md).
 # They wait for each other at every product of matrices: where another program holds a core, one is faster.
 OPENBLAS_THREADS = 2
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # read in this order
-
-
-def check_backend(name: str, dtype: str | None = None) -> None:
-    """Raise UserError for a back end or dtype that does not exist."""
-    if name not in DTYPES:
-        raise UserError(f"unknown back end '{name}' (known: {', '.join(BACKENDS)})")
-    if dtype is not None and dtype not in DTYPES[name]:
-        raise UserError(f"back end '{name}' does not compute in {dtype} (known: {', '.join(DTYPES[name])})")
-
-
-def default_dtype(name: str) -> str:
-    """Half precision where the hardware has it; MLX on a CPU is faster and exact in float32."""
-    if name == "mlx" and sys.platform != "darwin":
-        return "float32"
-    return DTYPES[name][0]
 
 
 def default_backend(bundle: Bundle, adapter: BundledAdapter) -> str:
@@ -96,88 +72,52 @@ def _installed(module: str) -> bool:
 
 
 def open_backend(
-    name: str,
-    bundle: Bundle,
-    adapter: BundledAdapter,
-    dtype: str | None = None,
-    stream_rows: str | None = None,
-    quantize: str | None = None,
-    compute_units: str | None = None,
-    num_kept: int | None = None,
-    kv_bits: int | None = None,
-    device: str | None = None,
+    bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings | None = None
 ) -> StepModel:
-    """The adapter's step model on a back end.
+    """The adapter's step model on the settings' back end, by default on the one that suits this machine.
 
-    stream_rows: which nodes carry streams on MLX (None: what is fastest for whole trees here); quantize:
-    what MLX packs the base's matrices to (`QUANTIZATIONS`); compute_units: engines that Core ML may use;
-    num_kept: nodes that MLX keeps after pruning (None: as the bundle's package); kv_bits: what it keeps
-    keys and values in (`KV_BITS`); device: where the reference computes (`cpu`, `cuda`, `mps`). Raises
-    UserError when the back end is unknown, is not available here, or a file is damaged.
+    Raises UserError when the back end is unknown, is not to be had here, has no use for a setting, or a
+    file is damaged.
     """
-    check_backend(name, dtype)
-    _check_options(name, bundle, adapter, compute_units, quantize, kv_bits, device)
-    if name == "mlxfn":
-        model = _open_functions(bundle, adapter, dtype)
-    elif name == "mlx":
-        rows = stream_rows or fastest_stream_rows(adapter, adapter.num_nodes)
-        settings = {} if num_kept is None else {"num_kept": num_kept}
-        dtype = dtype or default_dtype(name)
-        model = _open_mlx(bundle, adapter, dtype, rows, quantize=quantize, kv_bits=kv_bits, **settings)
+    settings = settings or RuntimeSettings()
+    settings = replace(settings, backend=settings.backend or default_backend(bundle, adapter))
+    name, dtype = settings.backend, settings.dtype or default_dtype(settings.backend)
+    _check_options(bundle, adapter, settings)
+    if name == "mlx":
+        model = _open_mlx(bundle, adapter, settings)
+    elif name == "mlxfn":
+        model = _open_functions(bundle, adapter, settings.dtype)
     elif name == "reference":
-        model = open_reference(bundle, adapter, dtype or default_dtype(name), device)
+        model = open_reference(bundle, adapter, settings)
     elif name == "executor":
-        model = _open_executor(bundle, adapter, dtype or default_dtype(name))
+        model = _open_executor(bundle, adapter, dtype)
     else:
-        model = open_coreml_model(bundle, adapter, compute_units or "all")
+        model = open_coreml_model(bundle, adapter, settings.compute_units or "all")
     bundle.check_unchanged()
     return model
 
 
-def _check_options(
-    name: str,
-    bundle: Bundle,
-    adapter: BundledAdapter,
-    compute_units: str | None,
-    quantize: str | None,
-    kv_bits: int | None,
-    device: str | None,
-) -> None:
-    """UserError for an option that the back end does not have, or that is not available here."""
-    if compute_units is not None and name != "coreml":
+def _check_options(bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings) -> None:
+    """UserError for a setting that the back end does not have, and where it is not to be had here."""
+    name = settings.backend
+    settings.check()
+    if settings.compute_units is not None and name != "coreml":
         raise UserError(f"--compute-units is for back end 'coreml', not for '{name}'")
-    if device is not None and name != "reference":
+    if settings.device is not None and name != "reference":
         raise UserError(f"--device is for back end 'reference', not for '{name}'")
     if (reason := why_not(name, bundle, adapter)) is not None:
         raise UserError(f"back end '{name}': {reason}")
-    if quantize is not None and name != "mlx":
+    if settings.quantize is not None and name != "mlx":
         raise UserError(f"back end '{name}' computes with the bundle's weights: leave --quantize out")
-    if kv_bits is not None and name != "mlx":
+    if settings.kv_bits is not None and name != "mlx":
         raise UserError(f"back end '{name}' keeps keys and values as they are: leave --kv-bits out")
 
 
-def fastest_stream_rows(adapter: BundledAdapter, num_nodes: int) -> str:
-    """Where MLX should compute streams to generate fastest (`MLXStepModel`).
-
-    On a CPU every row costs, so a second pass over the accepted node's streams alone pays; a GPU takes
-    all rows in one pass. Plain decoding needs no streams. A main stream that attends to its own streams
-    needs them in every row.
-    """
-    if adapter.config.main_attends_streams:
-        return "kept"
-    if num_nodes == 1 or not has_streams(adapter):
-        return "none"
-    return "kept" if sys.platform == "darwin" else "accepted"
-
-
-def _open_mlx(
-    bundle: Bundle, adapter: BundledAdapter, dtype: str, stream_rows: str, **settings
-) -> StepModel:
+def _open_mlx(bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings) -> StepModel:
     load_openblas()
     from ss_runtime.mlx.loading import load_model
 
-    settings = {**_pruning(adapter), **settings}
-    return load_model(bundle, adapter, dtype, stream_rows=stream_rows, **settings)
+    return load_model(bundle, adapter, settings)
 
 
 def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) -> StepModel:
@@ -198,14 +138,6 @@ def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepM
 
     with library_errors(f"{bundle.path}: the executor cannot read the package"):
         return open_executor_model(bundle, adapter, dtype=dtype)
-
-
-def _pruning(adapter: BundledAdapter) -> dict:
-    """The package's pruning, so that every back end of a bundle prunes alike."""
-    sizes = adapter.coreml
-    if sizes is None or sizes.num_kept == sizes.num_nodes:
-        return {}
-    return {"num_kept": sizes.num_kept, "prune_over": sizes.prune_over}
 
 
 def load_openblas() -> Path | None:
@@ -235,26 +167,22 @@ def blas_threads() -> int | None:
 
 
 def open_reference(
-    bundle: Bundle,
-    adapter: BundledAdapter,
-    dtype: str = "float32",
-    device: str | None = None,
-    context: int | None = None,
+    bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings | None = None
 ) -> StepModel:
-    """PyTorch on the bundle's own weights.
-
-    device: `cpu`, `cuda` or `mps` (None: what is there); context: tokens it may hold (None: as the base).
-    """
+    """PyTorch on the bundle's own weights, with the settings' dtype (None: float32), device and sizes."""
     from ss_device.reference.device import chosen_device
     from ss_device.reference.step_model import ReferenceStepModel
     from ss_device.reference.stream_model import attach_adapter
 
-    architecture = bundle.manifest.architecture
-    base = hugging_face_model(bundle, dtype).to(chosen_device(device))
+    settings = settings or RuntimeSettings()
+    sizes = settings.for_adapter(bundle, adapter)
+    dtype = settings.dtype or default_dtype("reference")
+    base = hugging_face_model(bundle, dtype).to(chosen_device(settings.device))
     held = adapter_in_memory(bundle, adapter)
-    held.check_shapes(architecture)
-    model = attach_adapter(base, architecture, held)
-    return ReferenceStepModel(model, adapter.num_nodes, context=context, **_pruning(adapter))
+    held.check_shapes(bundle.manifest.architecture)
+    model = attach_adapter(base, bundle.manifest.architecture, held)
+    # Without a context of the user's own, that of the base.
+    return ReferenceStepModel(model, sizes.num_nodes, sizes.num_kept, settings.context, sizes.prune_over)
 
 
 def hugging_face_model(bundle: Bundle, dtype: str = "float32"):

@@ -18,6 +18,7 @@ from ss_device.errors import UserError
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
 from ss_device.trace import TRACED_TOKENS, Recorded, Trace, load_traces, save_traces, trace_record
 from ss_runtime.backends import open_reference, why_not
+from ss_runtime.settings import RuntimeSettings
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.validation import PACKAGE_BACKENDS
 
@@ -110,7 +111,8 @@ def _record(
     from ss_device.reference.recording import record_traces, recorded_on
 
     held = [functions.context for functions in (adapter.coreml, adapter.mlxfn) if functions]
-    model = open_reference(bundle, adapter, dtype, device, min(held, default=None))
+    settings = RuntimeSettings(dtype=dtype, device=device, context=min(held, default=None))
+    model = open_reference(bundle, adapter, settings)
     max_tokens = min(adapter.max_tokens, TRACED_TOKENS)
     for index, (_, ids) in enumerate(prompts):
         with row_errors(file, index):

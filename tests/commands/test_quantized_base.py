@@ -20,6 +20,7 @@ from ss_device.checkpoint_weights import stored_tensors
 from ss_runtime.commands.generate import main as ss_generate
 from ss_runtime.commands.validate import main as ss_validate
 from ss_runtime.mlx.adapter_bank import AdapterBank
+from ss_runtime.settings import RuntimeSettings
 from ss_runtime.tokenization import load_tokenizer
 from tests.commands.conftest import CONFIG, PROMPTS, SIZES
 from tests.tiny_models import make_tiny_base, random_adapter, write_byte_tokenizer
@@ -113,7 +114,7 @@ def test_validation_replays_the_golden_traces(converted, capsys):
 
 def test_the_server_keeps_the_codes(converted):
     _, _, output = converted
-    bank = AdapterBank(open_bundle(output), "float16")
+    bank = AdapterBank(open_bundle(output), RuntimeSettings(dtype="float16"))
     assert bank.base_bytes < 0.8 * open_base(output.parent / "base").architecture.num_parameters() * 2
     assert bank.activate().model.prefill([5, 6, 7]).root >= 0
 

@@ -23,6 +23,7 @@ from ss_runtime.backends import adapter_in_memory
 from ss_runtime.commands.generate import main as ss_generate
 from ss_runtime.commands.validate import main as ss_validate
 from ss_runtime.mlx.adapter_bank import AdapterBank
+from ss_runtime.settings import RuntimeSettings
 from tests.commands.conftest import PROMPTS, SIZES, save_with_lora
 from tests.tiny_models import random_adapter
 
@@ -89,7 +90,7 @@ def test_a_shared_bigram_bias_is_stored_and_held_once(models, tmp_path):
     assert files["a"] == files["b"] != files["c"]
     stored = {name for name in bundle.manifest.files if name.startswith("mlx/bigram_bias/")}
     assert stored == set(files.values())
-    bank = AdapterBank(bundle, "float32")
+    bank = AdapterBank(bundle, RuntimeSettings(dtype="float32"))
     biases = {app: bank.activate(app).bigram_bias for app in "abc"}
     assert biases["a"] is biases["b"] and biases["c"] is not biases["a"]
     for app, adapter in adapters.items():

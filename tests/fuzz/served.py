@@ -29,11 +29,14 @@ def _post(arguments) -> None:
     from ss_device.errors import UserError
     from ss_runtime.serve.app import make_app
     from ss_runtime.serve.engine import Engine
+    from ss_runtime.serve.settings import ServeSettings
+    from ss_runtime.settings import RuntimeSettings
 
     if not arguments.body.is_file():
         raise UserError(f"{arguments.body}: no such file")
     body = arguments.body.read_bytes()
-    engine = Engine(open_bundle("bundle"), "float32", 2, False, None)
+    runtime = RuntimeSettings(dtype="float32")
+    engine = Engine(open_bundle("bundle"), runtime, settings=ServeSettings(queue=2))
     with TestClient(make_app(engine, 1 << 20, 8)) as client:
         answer = client.post(ROUTES[arguments.route], content=body)
     if answer.status_code >= 500:

@@ -9,6 +9,7 @@ from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
 from ss_device.tree import DraftTree, tree_from_parents
 from ss_runtime.mlx.step_model import MLXStepModel
+from ss_runtime.settings import RuntimeSettings
 
 PROMPT = [1, 40, 41, 42, 40, 41, 97, 5, 200, 41, 42]
 
@@ -59,7 +60,11 @@ def adapter_arrays(adapter: Adapter) -> dict[str, np.ndarray]:
 def mlx_model(base: BaseFolder, adapter: Adapter, **settings) -> MLXStepModel:
     settings = {"num_nodes": 8, "context": 128, "dtype": "float32", **settings}
     return MLXStepModel(
-        base.architecture, adapter.config, base.weights(), adapter_arrays(adapter), **settings
+        base.architecture,
+        adapter.config,
+        base.weights(),
+        adapter_arrays(adapter),
+        RuntimeSettings(**settings),
     )
 
 

@@ -16,6 +16,7 @@ from ss_device.prompt_lookup import PromptLookup
 from ss_runtime.mlx.adapter_bank import AdapterBank
 from ss_runtime.mlx.loading import load_model
 from ss_runtime.mlx.prompt_cache import cache_content
+from ss_runtime.settings import RuntimeSettings
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import make_tiny_base, random_adapter
@@ -31,7 +32,7 @@ def bundle(mlx_base, tmp_path_factory):
 
 @pytest.fixture
 def bank(bundle):
-    return AdapterBank(bundle, "float32")
+    return AdapterBank(bundle, RuntimeSettings(dtype="float32"))
 
 
 def answer(model, bias, prompt, count=10):
@@ -45,7 +46,7 @@ def test_interleaved_requests_equal_fresh_loads(bundle, bank):
     prompts = [PROMPT, PROMPT[:7] + [9, 8], [1, 77, 78]]
     fresh = {}
     for name, adapter in bundle.manifest.adapters.items():
-        model = load_model(bundle, adapter, "float32")
+        model = load_model(bundle, adapter, RuntimeSettings(dtype="float32"))
         for number, prompt in enumerate(prompts):
             fresh[name, number] = answer(model, bundle.bigram_bias(adapter), prompt)
     reused = 0
@@ -60,7 +61,7 @@ def test_interleaved_requests_equal_fresh_loads(bundle, bank):
 def test_base_weights_are_held_once(bundle):
     mx.clear_cache()
     before = mx.get_active_memory()
-    bank = AdapterBank(bundle, "float32")
+    bank = AdapterBank(bundle, RuntimeSettings(dtype="float32"))
     held = mx.get_active_memory() - before
     arrays = sum(bank.memory().values()) + bank.base_bytes
     assert held < arrays + bank.base_bytes / 2
@@ -87,7 +88,7 @@ def test_a_conversation_goes_on_from_what_was_generated(bank):
 
 
 def test_load_and_unload_while_running(bundle):
-    bank = AdapterBank(bundle, "float32", ["one"])
+    bank = AdapterBank(bundle, RuntimeSettings(dtype="float32"), ["one"])
     assert bank.activate().adapter.app == "one"
     bank.load("v1")
     assert bank.names == ["one", "v1"]
@@ -103,7 +104,7 @@ def test_load_and_unload_while_running(bundle):
 
 def test_unloading_frees_memory_at_once(bundle):
     """Live arrays are what they were, without a collection of garbage."""
-    bank = AdapterBank(bundle, "float32", ["one"])
+    bank = AdapterBank(bundle, RuntimeSettings(dtype="float32"), ["one"])
     gc.collect()
     gc.disable()
     try:
@@ -157,7 +158,9 @@ def test_the_base_alone(bundle, bank, hugging_face):
 def test_an_adapter_that_the_bundle_got_later(mlx_base, tmp_path):
     """As after `ss-convert --into`; another base under the same path is refused."""
     folder = tmp_path / "bundle"
-    bank = AdapterBank(make_bundle(folder, mlx_base, {"one": CONFIGS["paper"]}), "float32")
+    bank = AdapterBank(
+        make_bundle(folder, mlx_base, {"one": CONFIGS["paper"]}), RuntimeSettings(dtype="float32")
+    )
     shutil.rmtree(folder)
     make_bundle(folder, mlx_base, {"one": CONFIGS["paper"], "two": CONFIGS["rich"]})
     assert bank.load("two").adapter.app == "two" and bank.names == ["one", "two"]
@@ -174,7 +177,7 @@ def test_cancelling_leaves_the_cache_usable(bundle, bank, name):
     """Between steps, inside a step and inside a prefill; what follows is a fresh load's answer."""
     resident, drafter = bank.activate(name), Drafter(6)
     prompts = [PROMPT, [*PROMPT, 9, 8, 7], [1, 77, 78, 79]]
-    model = load_model(bundle, bundle.adapter(name), "float32")
+    model = load_model(bundle, bundle.adapter(name), RuntimeSettings(dtype="float32"))
     fresh = [[(s.tokens, s.num_drafted) for s in decode(model, drafter, p, 9)] for p in prompts]
 
     def check():
@@ -208,7 +211,7 @@ def test_saved_cache_is_taken_up_again(bundle, bank, tmp_path):
     one = bank.activate("one")
     expected = answer(one.model, None, PROMPT)
     one.model.text.save(tmp_path / "cache.safetensors")
-    other = AdapterBank(bundle, "float32", ["two", "one"]).activate("one").model
+    other = AdapterBank(bundle, RuntimeSettings(dtype="float32"), ["two", "one"]).activate("one").model
     other.text.load(tmp_path / "cache.safetensors", context=100)
     assert answer(other, None, PROMPT) == expected
     assert other.reused == len(PROMPT) - 1
@@ -225,7 +228,10 @@ def test_bad_caches_are_refused(bundle, bank, tmp_path):
     text.save(file)
     with pytest.raises(UserError, match="another base, dtype or adapter"):
         bank.activate("v1").model.text.load(file, 100)
-    contents = {cache_content(bundle, bundle.adapter("one"), "float32", q) for q in (None, "4", "8")}
+    contents = {
+        cache_content(bundle, bundle.adapter("one"), RuntimeSettings(dtype="float32", quantize=q))
+        for q in (None, "4", "8")
+    }
     assert len(contents) == 3 and text.content in contents
     with pytest.raises(UserError, match="the context holds 3"):
         text.load(file, 3)
@@ -237,4 +243,4 @@ def test_bad_caches_are_refused(bundle, bank, tmp_path):
     with pytest.raises(UserError, match="no such file"):
         text.load(tmp_path / "none", 100)
     with pytest.raises(UserError, match="dtype"):
-        AdapterBank(bundle, "int7")
+        AdapterBank(bundle, RuntimeSettings(dtype="int7"))

@@ -11,7 +11,8 @@ from ss_device.bundle import MLX_BASE, BundledAdapter, Manifest, open_bundle, wr
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_runtime.generation import load_tokenizer
-from ss_runtime.mlx.loading import default_stream_rows, load_model
+from ss_runtime.mlx.loading import fastest_stream_rows, load_model
+from ss_runtime.settings import RuntimeSettings
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import make_tiny_base, random_adapter
 
@@ -33,8 +34,8 @@ def test_a_loaded_model_is_the_model_from_arrays(tmp_path, config):
     base = make_tiny_base(tmp_path / "base", dtype="float16")
     adapter = random_adapter(base, config)
     bundle = write_bundle(base, adapter, tmp_path / "bundle")
-    loaded = load_model(bundle, bundle.adapter(), dtype="float32", num_kept=4)
-    direct = mlx_model(base, adapter, num_nodes=6, num_kept=4, stream_rows=default_stream_rows(config))
+    loaded = load_model(bundle, bundle.adapter(), RuntimeSettings(dtype="float32", num_kept=4))
+    direct = mlx_model(base, adapter, num_nodes=6, num_kept=4, stream_rows=fastest_stream_rows(config))
     assert loaded.limits.num_nodes == 6 and loaded.limits.context == base.architecture.max_positions
     outputs = [list(decode(m, Drafter(6), PROMPT, 20)) for m in (loaded, direct)]
     assert [s.tokens for s in outputs[0]] == [s.tokens for s in outputs[1]]
@@ -43,9 +44,9 @@ def test_a_loaded_model_is_the_model_from_arrays(tmp_path, config):
 
 
 def test_streams_run_apart_on_a_cpu_unless_main_attends_them():
-    assert default_stream_rows(SHARED[True]) == "kept"
+    assert fastest_stream_rows(SHARED[True]) == "kept"
     on_cpu = mx.default_device() == mx.cpu
-    assert default_stream_rows(CONFIGS["paper"]) == ("accepted" if on_cpu else "kept")
+    assert fastest_stream_rows(CONFIGS["paper"]) == ("accepted" if on_cpu else "kept")
 
 
 def test_missing_and_damaged_files_are_user_errors(mlx_base, tmp_path):

@@ -19,7 +19,7 @@ from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_device.sampling import Sampler, Sampling
 from ss_device.tree import root_only, tree_from_parents
-from ss_runtime.backends import KV_BITS, open_backend
+from ss_runtime.backends import open_backend
 from ss_runtime.commands.bench import main as ss_bench
 from ss_runtime.commands.generate import main as ss_generate
 from ss_runtime.commands.serve import main as ss_serve
@@ -29,6 +29,7 @@ from ss_runtime.mlx.kv_cache import KVCache, read_keys_values, write_keys_values
 from ss_runtime.mlx.layers import attend
 from ss_runtime.mlx.packed_rows import BITS
 from ss_runtime.mlx.prompt_cache import CachedText, ReusingModel, cache_content
+from ss_runtime.settings import KV_BITS, RuntimeSettings
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model, random_tree
 from tests.tiny_models import VOCAB, make_tiny_base, random_adapter
@@ -266,9 +267,15 @@ def test_a_saved_text_goes_on(bundle, tmp_path):
     """Saved, loaded, trimmed and continued: what a new prefill says, and the very same codes."""
     file = tmp_path / "cache.safetensors"
 
+    settings = RuntimeSettings("mlx", "float32", stream_rows="accepted", kv_bits=8)
+
     def opened():
-        model = open_backend("mlx", bundle, bundle.adapter("one"), "float32", "accepted", kv_bits=8)
-        content = cache_content(bundle, bundle.adapter("one"), "float32", None, 8)
+        model = open_backend(
+            bundle,
+            bundle.adapter("one"),
+            RuntimeSettings("mlx", "float32", stream_rows="accepted", kv_bits=8),
+        )
+        content = cache_content(bundle, bundle.adapter("one"), settings)
         return ReusingModel(model, CachedText(content, model.cache))
 
     first = opened()
@@ -359,7 +366,7 @@ def test_bad_bits_heads_and_back_ends_are_one_line(bundle, mlx_base, capsys, tmp
         output = capsys.readouterr()
         assert says in output.err and output.err.count("\n") == 1 and output.out == "", output.err
     with pytest.raises(UserError, match="3 bits are not one of 4, 8"):
-        open_backend("mlx", bundle, bundle.adapter("one"), "float32", kv_bits=3)
+        open_backend(bundle, bundle.adapter("one"), RuntimeSettings("mlx", "float32", kv_bits=3))
 
 
 def test_ss_bench_runs_with_it(bundle, capsys, tmp_path):
@@ -377,7 +384,7 @@ def test_ss_bench_runs_with_it(bundle, capsys, tmp_path):
 def test_the_bank_tells_the_smaller_size(bundle):
     caches = []
     for bits in (None, 8):
-        bank = AdapterBank(bundle, "float32", ["one"], kv_bits=bits)
+        bank = AdapterBank(bundle, RuntimeSettings(dtype="float32", kv_bits=bits), ["one"])
         list(decode(bank.activate("one").model, Drafter(6), PROMPT, 4))
         caches.append(max(entry["bytes"] for entry in bank.prompt_caches()))
     assert caches[1] == 0.3125 * caches[0] > 0
@@ -391,7 +398,7 @@ def test_ss_serve_answers_with_it(bundle):
         url = process.stderr.readline().split(" at ")[1].split()[0]
         ask = {"model": "one", "prompt": "Hello", "max_tokens": 8, "temperature": 0}
         answer = httpx.post(f"{url}/completions", json=ask, timeout=60).json()
-        bank = AdapterBank(bundle, "float32", ["one"], kv_bits=8)
+        bank = AdapterBank(bundle, RuntimeSettings(dtype="float32", kv_bits=8), ["one"])
         held = httpx.get(url.replace("/v1", "/health"), timeout=60).json()["memory"]["prompt_caches"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

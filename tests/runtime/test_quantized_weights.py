@@ -16,10 +16,10 @@ from ss_device.errors import UserError
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import attach_adapter
 from ss_device.tree import tree_from_parents
-from ss_runtime.backends import QUANTIZATIONS
 from ss_runtime.mlx.adapter_bank import AdapterBank
 from ss_runtime.mlx.loading import load_folders, load_model
 from ss_runtime.mlx.quantized_weights import SCHEMES
+from ss_runtime.settings import QUANTIZATIONS, RuntimeSettings
 from tests.families.back_ends import MLXBackEnd
 from tests.runtime.bundles import make_bundle
 from tests.tiny_models import make_tiny_base, random_adapter
@@ -45,8 +45,8 @@ def folders(tmp_path_factory):
 def test_logits_are_mlx_lms(folders, bits, monkeypatch):
     base, folder = folders
     monkeypatch.setattr("ss_runtime.mlx.loading.MLXStepModel", MLXBackEnd)
-    settings = {"num_nodes": 8, "context": 64, "stream_rows": "kept"}
-    ours = load_folders(folder / str(bits), random_adapter(base, CONFIG), "float32", **settings)
+    settings = RuntimeSettings(dtype="float32", num_nodes=8, context=64, stream_rows="kept")
+    ours = load_folders(folder / str(bits), random_adapter(base, CONFIG), settings)
     tokens = np.random.default_rng(0).integers(3, 259, 20).tolist()
     ours.prefill(tokens[:13])
     ours.step(tree_from_parents(tokens[13:], CHAIN))
@@ -54,7 +54,7 @@ def test_logits_are_mlx_lms(folders, bits, monkeypatch):
     theirs.set_dtype(mx.float32)
     wanted = np.array(theirs(mx.array([tokens]))[0, 13:])
     assert np.abs(ours.last_logits[:7] - wanted).max() <= 1e-4 * np.abs(wanted).max()
-    plain = load_folders(base.path, random_adapter(base, CONFIG), "float32", **settings)
+    plain = load_folders(base.path, random_adapter(base, CONFIG), settings)
     plain.prefill(tokens[:13])
     plain.step(tree_from_parents(tokens[13:], CHAIN))
     assert np.abs(ours.last_logits - plain.last_logits).max() > 1e-3  # it is really quantized
@@ -67,7 +67,7 @@ def test_other_quantizations_are_refused_by_name(folders, tmp_path):
     mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text((folder / "4" / "config.json").read_text())
     with pytest.raises(UserError, match="layers.1.mlp.up"):
-        load_folders(tmp_path, random_adapter(base, CONFIG), num_nodes=4, context=64)
+        load_folders(tmp_path, random_adapter(base, CONFIG), RuntimeSettings(num_nodes=4, context=64))
 
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -113,15 +113,17 @@ def test_tokens_are_those_of_the_dequantized_weights_in_float32(quantizable, sch
             assert not np.array_equal(parameter.data.numpy(), exact[name])
     adapter = random_adapter(base, CONFIG, seed=0)
     reference = ReferenceStepModel(attach_adapter(model, base.architecture, adapter), 8, 8)
-    mlx = load_model(bundle, bundle.adapter(), "float32", quantize=scheme, stream_rows="kept")
+    mlx = load_model(
+        bundle, bundle.adapter(), RuntimeSettings(dtype="float32", quantize=scheme, stream_rows="kept")
+    )
     prompt = np.random.default_rng(4).integers(3, 259, 13).tolist()
     ours, theirs = (list(decode(m, Drafter(8), prompt, 16)) for m in (mlx, reference))
     assert [s.tokens for s in ours] == [s.tokens for s in theirs]
     for a, b in zip(ours[1:], theirs[1:], strict=True):
         scale = np.abs(b.verified.stream_logits).max()
         assert np.abs(a.verified.stream_logits - b.verified.stream_logits).max() <= 1e-3 * scale
-    bank = AdapterBank(bundle, "float32", quantize=scheme)
-    assert bank.base_bytes < AdapterBank(bundle, "float32").base_bytes / 2
+    bank = AdapterBank(bundle, RuntimeSettings(dtype="float32", quantize=scheme))
+    assert bank.base_bytes < AdapterBank(bundle, RuntimeSettings(dtype="float32")).base_bytes / 2
     steps = decode(bank.activate("one").model, Drafter(8), prompt, 16)
     assert [t for s in steps for t in s.tokens] == [t for s in ours for t in s.tokens]
 
@@ -132,8 +134,8 @@ def test_what_cannot_be_quantized_is_refused(quantizable, tmp_path):
     _, bundle = quantizable
     assert set(SCHEMES) == set(QUANTIZATIONS)
     with pytest.raises(UserError, match="'3' is not one of 4, 8, mxfp4"):
-        load_model(bundle, bundle.adapter(), quantize="3")
+        load_model(bundle, bundle.adapter(), RuntimeSettings(quantize="3"))
     odd = make_tiny_base(tmp_path / "odd", hidden_size=48, head_dim=12)
     other = make_bundle(tmp_path / "bundle", odd, {"one": CONFIG})
     with pytest.raises(UserError, match="its rows of 48"):
-        load_model(other, other.adapter(), quantize="4")
+        load_model(other, other.adapter(), RuntimeSettings(quantize="4"))

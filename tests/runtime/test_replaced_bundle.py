@@ -11,6 +11,7 @@ from ss_device.bundle import MANIFEST, open_bundle
 from ss_device.errors import UserError
 from ss_runtime.backends import open_backend
 from ss_runtime.mlx.adapter_bank import AdapterBank
+from ss_runtime.settings import RuntimeSettings
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS
 
@@ -31,11 +32,11 @@ def replace(bundle):
 
 def test_files_of_two_bundles_are_not_mixed(bundle):
     adapter = bundle.adapter("one")
-    open_backend("mlx", bundle, adapter, "float32")
+    open_backend(bundle, adapter, RuntimeSettings("mlx", "float32"))
     replace(bundle)
     for read in (
-        lambda: open_backend("mlx", bundle, adapter, "float32"),
-        lambda: AdapterBank(bundle, "float32"),
+        lambda: open_backend(bundle, adapter, RuntimeSettings("mlx", "float32")),
+        lambda: AdapterBank(bundle, RuntimeSettings(dtype="float32")),
     ):
         with pytest.raises(UserError, match="was replaced while it was being read; run this again"):
             read()
@@ -44,5 +45,5 @@ def test_files_of_two_bundles_are_not_mixed(bundle):
 def test_a_bundle_that_is_gone_is_named(bundle):
     shutil.rmtree(bundle.path)
     with pytest.raises(UserError, match="bundle"):
-        open_backend("mlx", bundle, bundle.adapter("one"), "float32")
+        open_backend(bundle, bundle.adapter("one"), RuntimeSettings("mlx", "float32"))
     assert not (bundle.path / MANIFEST).exists()

@@ -27,6 +27,8 @@ from ss_runtime.mlx.step_model import MLXStepModel
 from ss_runtime.serve.app import make_app
 from ss_runtime.serve.engine import Engine
 from ss_runtime.serve.requests import RequestError
+from ss_runtime.serve.settings import ServeSettings
+from ss_runtime.settings import DraftSettings, RuntimeSettings
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import device_name
 from tests.runtime.bundles import make_bundle
@@ -44,7 +46,12 @@ def bundle(mlx_base, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(bundle):
-    engine = Engine(bundle, "float32", QUEUE, lookup=True, nodes=None)
+    engine = Engine(
+        bundle,
+        RuntimeSettings(dtype="float32"),
+        DraftSettings(lookup=True),
+        ServeSettings(queue=QUEUE),
+    )
     app = make_app(engine, BODY, TOKENS, report_cached=True)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
     thread = threading.Thread(target=server.run)
@@ -69,7 +76,7 @@ def expected(bundle):
 
     def text(name, prompt, count=12):
         if name not in models:
-            models[name] = load_model(bundle, bundle.adapter(name), "float32")
+            models[name] = load_model(bundle, bundle.adapter(name), RuntimeSettings(dtype="float32"))
         ids = tokenizer.encode(prompt)
         return generate(models[name], Drafter(1), ids, count, frozenset([2]), (), tokenizer).text
 
@@ -292,7 +299,9 @@ def test_a_stale_tuning_is_refused_when_a_model_is_loaded(bundle, capsys):
             error = capsys.readouterr().err
             assert says in error and error.count("\n") == 1
         file.write_text(stale)
-        engine = Engine(bundle, "float32", 1, lookup=False, nodes=None, names=[])
+        engine = Engine(
+            bundle, RuntimeSettings(dtype="float32"), settings=ServeSettings(queue=1, adapters=())
+        )
         with pytest.raises(RequestError, match="tuned for 7 nodes"):
             asyncio.run(engine.change("two", load=True))
         assert engine.bank.names == []

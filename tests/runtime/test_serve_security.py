@@ -27,6 +27,8 @@ from ss_runtime.serve.json_body import decode_json
 from ss_runtime.serve.listening import listen, make_server
 from ss_runtime.serve.printable import printable
 from ss_runtime.serve.requests import RequestError
+from ss_runtime.serve.settings import ServeSettings
+from ss_runtime.settings import DraftSettings, RuntimeSettings
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS
 
@@ -34,6 +36,8 @@ BODY, TOKENS, CONNECTIONS, SECONDS = 1 << 20, 200, 6, 0.6
 JSON = {"Content-Type": "application/json"}
 ASK = {"model": "one", "prompt": "Hello", "max_tokens": 3}
 LOCAL = "http://127.0.0.1:8080"
+
+PLAIN = (RuntimeSettings(dtype="float32"), DraftSettings(plain=True), ServeSettings(queue=2))
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +48,13 @@ def bundle(mlx_base, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(bundle):
-    return Engine(bundle, "float32", 2, lookup=False, nodes=1)
+    return Engine(bundle, *PLAIN)
 
 
 @pytest.fixture(scope="module")
 def port(bundle):
     """A server with short deadlines and small send buffers."""
-    app = make_app(Engine(bundle, "float32", 2, lookup=False, nodes=1), BODY, TOKENS)
+    app = make_app(Engine(bundle, *PLAIN), BODY, TOKENS)
     limits = ConnectionLimits(CONNECTIONS, SECONDS, SECONDS)
     with listen("127.0.0.1", 0, socket.AF_INET, "127.0.0.1") as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -215,7 +219,7 @@ def test_cached_tokens_are_told_only_when_asked_for(engine, bundle):
     usage = client.post("/v1/completions", json=ASK).json()["usage"]
     assert "prompt_tokens_details" not in usage and "seconds" not in usage["speculation"]
     assert all(set(cache) == {"bytes"} for cache in client.get("/health").json()["memory"]["prompt_caches"])
-    forgetful = Engine(bundle, "float32", 2, lookup=False, nodes=1, forget_prompts=True)
+    forgetful = Engine(bundle, *PLAIN, forget_prompts=True)
     client = client_of(forgetful, report_cached=True)
     for _ in range(2):
         usage = client.post("/v1/completions", json=ASK).json()["usage"]

@@ -49,7 +49,7 @@ def run_case(setting: Setting, counts: Counts, report: Callable[[Mismatch], None
 
 def _plain_model(bundle, app: str, bank):
     """A model of its own, without a prompt cache."""
-    return load_model(bundle, bundle.adapter(app), bank.dtype, kv_bits=bank.kv_bits)
+    return load_model(bundle, bundle.adapter(app), bank.settings)
 
 
 def _compare(setting: Setting, turn: int, resident, plain_model, prompt, counts, report) -> None:

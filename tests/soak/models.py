@@ -14,6 +14,7 @@ from ss_device.prompt_lookup import PromptLookup
 from ss_device.sampling import Sampler
 from ss_runtime.mlx.adapter_bank import AdapterBank
 from ss_runtime.samplers import build_sampler
+from ss_runtime.settings import RuntimeSettings
 from tests.families.tiny import CASES, VOCAB, make_base
 from tests.runtime.bundles import make_bundle
 
@@ -89,9 +90,9 @@ def open_bank(setting: Setting, folder: Path) -> tuple[Bundle, AdapterBank]:
     base = make_base(setting.family, folder / "base", seed=setting.index)
     bundle = make_bundle(folder / "bundle", base, setting.configs, num_nodes=NODES)
     try:
-        bank = AdapterBank(bundle, setting.dtype, kv_bits=setting.kv_bits)
+        bank = AdapterBank(bundle, RuntimeSettings(dtype=setting.dtype, kv_bits=setting.kv_bits))
     except UserError:  # heads whose size cannot be quantized
-        bank = AdapterBank(bundle, setting.dtype)
+        bank = AdapterBank(bundle, RuntimeSettings(dtype=setting.dtype))
     return bundle, bank
 
 

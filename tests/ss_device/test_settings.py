@@ -21,6 +21,7 @@ class Everything:
     fast: bool = setting(False, help="be fast")
     pad: bool | None = setting(None, help="pad the state")
     parts: int | str = setting(1, help="parts", parse=lambda text: text if text == "auto" else int(text))
+    hosts: tuple[str, ...] = setting((), help="also these", flag="--host")
     private: int = 3
 
 
@@ -46,6 +47,7 @@ def test_nothing_said_is_the_defaults():
         (("--no-pad",), "pad", False),
         (("--parts", "auto"), "parts", "auto"),
         (("--parts", "3"), "parts", 3),
+        (("--host", "a", "--host", "b"), "hosts", ("a", "b")),
     ],
 )
 def test_an_option_sets_its_field_alone(words, field, value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ss_device.base_model import open_base, weight_files
@@ -18,7 +18,8 @@ from ss_device.native_output import native_output_dropped
 from ss_device.prompt_lookup import PromptLookup, PromptLookupChain
 from ss_device.step_model import StepModel
 from ss_device.strict_json import read_json
-from ss_runtime.backends import fastest_stream_rows, hugging_face_model, open_backend
+from ss_runtime.backends import hugging_face_model, open_backend
+from ss_runtime.settings import RuntimeSettings, default_dtype
 from ss_runtime.tuning import AdaptiveChoice, DraftChoice, read_tuning
 
 OURS = ("plain", "ss", "ss-lookup", "ss-tuned", "prompt-lookup")
@@ -47,16 +48,19 @@ Method = Callable[[Sequence[int], int], Run]
 class Setting:
     """What the methods share. base, draft: Hugging Face folders, for methods that load one.
 
-    draft_tokens: how far mlx-lm's draft model writes ahead; kv_bits: what ours keep keys and values in.
+    runtime: of ours; draft_tokens: how far mlx-lm's draft model writes ahead.
     """
 
     bundle: Bundle
     adapter: BundledAdapter
-    dtype: str
+    runtime: RuntimeSettings
     base: Path | None = None
     draft: Path | None = None
     draft_tokens: int = 2
-    kv_bits: int | None = None
+
+    @property
+    def dtype(self) -> str:
+        return self.runtime.dtype or default_dtype("mlx")
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -67,7 +71,7 @@ def open_method(name: str, setting: Setting) -> Method:
     """A method by name. Raises UserError for an unknown one or one that cannot run here."""
     if name in OURS:
         return OurMethod(name, setting)
-    if setting.kv_bits and name in FOREIGN:
+    if setting.runtime.kv_bits and name in FOREIGN:
         raise UserError(f"--kv-bits is for this runtime's methods: leave '{name}' out")
     if name in ("mlx-lm", "mlx-lm-draft"):
         return _mlx_lm(setting, with_draft=name == "mlx-lm-draft")
@@ -109,10 +113,10 @@ class OurMethod:
         if name == "ss-tuned":
             kept = tuned_choice(setting).num_kept or setting.adapter.num_nodes
         self.forget()
-        uses_streams = getattr(self._drafter, "use_streams", False)
-        rows = fastest_stream_rows(setting.adapter, self._drafter.num_nodes if uses_streams else 1)
-        options = {"stream_rows": rows, "num_kept": kept, "kv_bits": setting.kv_bits}
-        model = open_backend("mlx", setting.bundle, setting.adapter, setting.dtype, **options)
+        settings = replace(setting.runtime, backend="mlx", num_kept=kept)
+        if self._drafter.num_nodes == 1 or not getattr(self._drafter, "use_streams", False):
+            settings = settings.without_streams(setting.adapter)
+        model = open_backend(setting.bundle, setting.adapter, settings)
         self._model = TimedModel(model)
 
     def forget(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ss_device.bundle import Bundle, BundledAdapter, open_bundle
 from ss_device.command_line import (
+    DEVICES,
     CommandParser,
-    add_device,
     console,
     positive,
     print_json,
@@ -17,15 +18,93 @@ from ss_device.command_line import (
     run_command,
 )
 from ss_device.errors import UserError
+from ss_device.settings import add_settings, setting, settings_of
 from ss_device.trace import Recorded, Trace, load_traces, trace_record
-from ss_runtime.backends import DTYPES, check_backend, default_dtype, open_backend, why_not
+from ss_runtime.backends import open_backend, why_not
 from ss_runtime.commands.replay_table import origin_text, print_replays
 from ss_runtime.coreml.step_model import COMPUTE_UNITS
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact, why_not_replayed
+from ss_runtime.settings import DTYPES, RuntimeSettings, default_dtype
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.validation import TOLERANCES, Replay, golden_of, has_exact_weights, replay
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
+RECORDING = "recording, with PyTorch on the bundle's own weights"
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """What is replayed. backend: `NAME` or `NAME:DTYPE`; none: all that this machine can run."""
+
+    adapter: str | None = setting(
+        metavar="NAME", help="one adapter of the bundle (default: all with golden traces)"
+    )
+    backend: tuple[str, ...] = setting(
+        (),
+        metavar="NAME[:DTYPE]",
+        help=f"{', '.join(DTYPES)}; may be repeated (default: all that this machine can run)",
+    )
+    dtype: str | None = setting(choices=sorted(TOLERANCES), help="dtype where NAME gives none")
+    compute_units: str | None = setting(
+        choices=tuple(COMPUTE_UNITS), help="engines that back end coreml may use (default all)"
+    )
+    limit: int | None = setting(parse=positive, help="only the first N prompts")
+    traces: Path | None = setting(
+        metavar="DIR", help="replay what --record wrote, not the bundle's own traces"
+    )
+    device: str | None = setting(
+        choices=DEVICES,
+        help="--record and --backend reference: where PyTorch computes (default: $SS_DEVICE, else a GPU if "
+        "there is one)",
+    )
+
+    def wanted(self) -> list[RuntimeSettings]:
+        """The back ends by name; unknown ones are refused before anything is opened."""
+        named = {text.partition(":")[0] for text in self.backend}
+        if self.compute_units and "coreml" not in named:
+            raise UserError("--compute-units is for --backend coreml")
+        if not self.backend:
+            return [RuntimeSettings(b, d) for b, d in DEFAULTS if self.dtype in (None, d)]
+        return [self._named(text) for text in self.backend]
+
+    def _named(self, text: str) -> RuntimeSettings:
+        name, _, dtype = text.partition(":")
+        RuntimeSettings(name, dtype or self.dtype).check()
+        dtype = dtype or self.dtype or default_dtype(name)
+        if dtype not in TOLERANCES:
+            raise UserError(f"dtype '{dtype}' has no tolerance (known: {', '.join(TOLERANCES)})")
+        own = {"coreml": {"compute_units": self.compute_units}, "reference": {"device": self.device}}
+        return RuntimeSettings(name, dtype, **own.get(name, {}))
+
+    def exported(self, adapter: BundledAdapter) -> list[RuntimeSettings]:
+        """Exported functions, in their own dtype, where there are some and no back end is named."""
+        functions = adapter.mlxfn
+        if self.backend or functions is None or functions.dtype not in TOLERANCES:
+            return []
+        return [RuntimeSettings("mlxfn", functions.dtype)] if self.dtype in (None, functions.dtype) else []
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """Where traces are recorded to, and of what."""
+
+    record: Path | None = setting(metavar="DIR", group=RECORDING, help="write traces, replay nothing")
+    prompts: Path | None = setting(
+        metavar="FILE",
+        group=RECORDING,
+        help="JSON lines with 'prompt' or the application's fields (default: the bundle's golden prompts)",
+    )
+    force: bool = setting(False, group=RECORDING, help="replace existing traces")
+
+    def check(self, asked: ReplaySettings) -> None:
+        """UserError for an option that has no effect on what was asked for."""
+        if self.record and (asked.backend or asked.traces):
+            raise UserError("--record replays nothing: leave --backend and --traces out")
+        if not self.record and (self.prompts or self.force):
+            raise UserError(f"{'--prompts' if self.prompts else '--force'} is for --record")
+        named = {text.partition(":")[0] for text in asked.backend}
+        if asked.device and not self.record and "reference" not in named:
+            raise UserError("--device is for --record and --backend reference")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,6 +114,10 @@ def main(argv: list[str] | None = None) -> int:
     where one does not, be it that a replay came to no comparison; 2 for bad input: a damaged bundle, no or
     damaged golden traces, an adapter that no back end here can run.
     """
+    return run_command(_parser(), validate_command, argv)
+
+
+def _parser() -> CommandParser:
     parser = CommandParser(
         prog="ss-validate",
         description="Replay the PyTorch reference's golden traces on other back ends and report every "
@@ -46,57 +129,45 @@ def main(argv: list[str] | None = None) -> int:
         "  ss-validate build/sqlctx --traces traces",
     )
     parser.add_argument("bundle", type=Path, help="bundle folder made by ss-convert")
-    parser.add_argument("--adapter", help="one adapter of the bundle (default: all with golden traces)")
-    parser.add_argument(
-        "--backend",
-        action="append",
-        metavar="NAME[:DTYPE]",
-        help=f"{', '.join(DTYPES)}; may be repeated (default: all that this machine can run)",
-    )
-    parser.add_argument("--dtype", choices=sorted(TOLERANCES), help="dtype where NAME gives none")
-    parser.add_argument(
-        "--compute-units",
-        choices=tuple(COMPUTE_UNITS),
-        help="engines that back end coreml may use (default all)",
-    )
-    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N prompts")
-    parser.add_argument(
-        "--traces", type=Path, metavar="DIR", help="replay what --record wrote, not the bundle's own traces"
-    )
-    add_device(parser, "--record and --backend reference")
+    add_settings(parser, ReplaySettings)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    recording = parser.add_argument_group("recording, with PyTorch on the bundle's own weights")
-    recording.add_argument("--record", type=Path, metavar="DIR", help="write traces, replay nothing")
-    recording.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="JSON lines with 'prompt' or the application's fields (default: the bundle's golden prompts)",
-    )
-    recording.add_argument("--force", action="store_true", help="replace existing traces")
-    return run_command(parser, validate, argv)
+    add_settings(parser, RecordSettings)
+    return parser
 
 
-def validate(arguments: argparse.Namespace) -> int:
+def validate_command(arguments: argparse.Namespace) -> int:
     """Body of the command."""
-    wanted = _wanted(arguments)
+    asked, recording = settings_of(arguments, ReplaySettings), settings_of(arguments, RecordSettings)
+    recording.check(asked)
+    wanted = asked.wanted()
     bundle = open_bundle(arguments.bundle, verify=True)
-    names = [arguments.adapter] if arguments.adapter else sorted(bundle.manifest.adapters)
+    names = [asked.adapter] if asked.adapter else sorted(bundle.manifest.adapters)
     if not names:
         raise UserError(f"{bundle.path}: no adapter in this bundle, so nothing to replay")
-    if arguments.record:
-        return _record(arguments, bundle, names)
+    if recording.record:
+        return _record(bundle, names, asked, recording, arguments.json)
+    return _replay(bundle, names, asked, wanted, arguments.json)
+
+
+def _replay(
+    bundle: Bundle,
+    names: list[str],
+    asked: ReplaySettings,
+    wanted: list[RuntimeSettings],
+    as_json: bool,
+) -> int:
+    """Replay every adapter's traces on the back ends and print what differs."""
     tokenizer = load_tokenizer(bundle)
     left_out: list[dict] = []
     replays = {
-        name: _validate_adapter(arguments, bundle, bundle.adapter(name), wanted, tokenizer, left_out)
+        name: _validate_adapter(bundle, bundle.adapter(name), asked, wanted, tokenizer, left_out)
         for name in names
     }
     passed = not any(r.failures for found in replays.values() for r in found)
-    if arguments.json:
+    if as_json:
         results = [{"adapter": n, **r.to_dict()} for n, found in replays.items() for r in found]
-        bundle_path = str(arguments.bundle)
-        print_json({"bundle": bundle_path, "passed": passed, "results": results, "left_out": left_out})
+        where = str(bundle.path)
+        print_json({"bundle": where, "passed": passed, "results": results, "left_out": left_out})
     else:
         for name, found in replays.items():
             print_replays(name, found)
@@ -105,21 +176,23 @@ def validate(arguments: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-def _record(arguments: argparse.Namespace, bundle: Bundle, names: list[str]) -> int:
-    """Body of --record."""
+def _record(
+    bundle: Bundle, names: list[str], asked: ReplaySettings, settings: RecordSettings, as_json: bool
+) -> int:
+    """Record the adapters' traces and print what was recorded."""
     recordings = record_bundle(
         bundle,
         [bundle.adapter(name).app for name in names],
-        arguments.record,
-        arguments.dtype or "float32",
-        arguments.device,
-        arguments.prompts,
-        arguments.limit,
-        arguments.force,
+        settings.record,
+        asked.dtype or "float32",
+        asked.device,
+        settings.prompts,
+        asked.limit,
+        settings.force,
     )
-    if arguments.json:
+    if as_json:
         found = [recording.to_dict() for recording in recordings]
-        print_json({"bundle": str(arguments.bundle), "traces": str(arguments.record), "recorded": found})
+        print_json({"bundle": str(bundle.path), "traces": str(settings.record), "recorded": found})
         return 0
     for done in recordings:
         console().print(
@@ -132,30 +205,31 @@ def _record(arguments: argparse.Namespace, bundle: Bundle, names: list[str]) -> 
 
 
 def _validate_adapter(
-    arguments: argparse.Namespace,
     bundle: Bundle,
     adapter: BundledAdapter,
-    wanted: list[tuple[str, str]],
+    asked: ReplaySettings,
+    wanted: list[RuntimeSettings],
     tokenizer: BundleTokenizer,
     left_out: list[dict],
 ) -> list[Replay]:
     """An adapter on every back end; those that this machine cannot run go to `left_out`, but not all."""
     name, replays, missing = adapter.app, [], []
-    for backend, dtype in [*wanted, *_exported(arguments, adapter)]:
+    for settings in [*wanted, *asked.exported(adapter)]:
+        backend, dtype = settings.backend, settings.dtype
         reason = why_not(backend, bundle, adapter)
-        if arguments.traces is None:
-            traces, origin = golden_traces(bundle, adapter, arguments.limit, backend)
+        if asked.traces is None:
+            traces, origin = golden_traces(bundle, adapter, asked.limit, backend)
             exact = has_exact_weights(bundle, adapter, backend)
         else:
-            traces, origin = traces_of(bundle, adapter, arguments.traces, arguments.limit)
+            traces, origin = traces_of(bundle, adapter, asked.traces, asked.limit)
             exact = weights_are_exact(bundle, backend, origin)
             reason = reason or why_not_replayed(bundle, adapter, backend)
         check_prompts(traces, tokenizer, adapter)
         if reason is None:
             found = Replay(backend, dtype, exact, origin)
-            validate_backend(bundle, adapter, traces, found, _engine_options(arguments, backend))
+            validate_backend(bundle, adapter, traces, found, settings)
             replays.append(found)
-        elif arguments.backend:
+        elif asked.backend:
             raise UserError(f"back end '{backend}': {reason}")
         else:
             missing.append({"adapter": name, "backend": f"{backend}:{dtype}", "reason": reason})
@@ -164,49 +238,6 @@ def _validate_adapter(
         raise UserError(f"adapter '{name}': nothing can be compared here ({reasons})")
     left_out += missing
     return replays
-
-
-def _engine_options(arguments: argparse.Namespace, backend: str) -> dict:
-    """Options of `open_backend` that only one back end has."""
-    given = {"coreml": "compute_units", "reference": "device"}.get(backend)
-    return {given: getattr(arguments, given)} if given else {}
-
-
-def _check_recording(arguments: argparse.Namespace, named: set[str]) -> None:
-    """UserError for an option that has no effect on what was asked for."""
-    if arguments.record and (arguments.backend or arguments.traces):
-        raise UserError("--record replays nothing: leave --backend and --traces out")
-    if not arguments.record and (arguments.prompts or arguments.force):
-        raise UserError(f"{'--prompts' if arguments.prompts else '--force'} is for --record")
-    if arguments.device and not arguments.record and "reference" not in named:
-        raise UserError("--device is for --record and --backend reference")
-
-
-def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """(back end, dtype) pairs; unknown names are refused before anything is opened."""
-    named = {text.partition(":")[0] for text in arguments.backend or ()}
-    _check_recording(arguments, named)
-    if arguments.compute_units and "coreml" not in named:
-        raise UserError("--compute-units is for --backend coreml")
-    if not arguments.backend:
-        return [(b, d) for b, d in DEFAULTS if arguments.dtype in (None, d)]
-    wanted = []
-    for text in arguments.backend:
-        name, _, dtype = text.partition(":")
-        check_backend(name, dtype or arguments.dtype)
-        dtype = dtype or arguments.dtype or default_dtype(name)
-        if dtype not in TOLERANCES:
-            raise UserError(f"dtype '{dtype}' has no tolerance (known: {', '.join(TOLERANCES)})")
-        wanted.append((name, dtype))
-    return wanted
-
-
-def _exported(arguments: argparse.Namespace, adapter: BundledAdapter) -> list[tuple[str, str]]:
-    """Exported functions, in their own dtype, where the bundle has some and no back end is named."""
-    functions = adapter.mlxfn
-    if arguments.backend or functions is None or functions.dtype not in TOLERANCES:
-        return []
-    return [("mlxfn", functions.dtype)] if arguments.dtype in (None, functions.dtype) else []
 
 
 def golden_traces(
@@ -243,15 +274,13 @@ def validate_backend(
     adapter: BundledAdapter,
     traces: list[Trace],
     found: Replay,
-    options: dict | None = None,
+    settings: RuntimeSettings | None = None,
 ) -> None:
-    """Open the back end of `found` and replay `traces` on it, with a progress bar; fills `found`.
-
-    options: of `open_backend`.
-    """
+    """Open the back end of `found` and replay `traces` on it, with a progress bar; fills `found`."""
+    settings = replace(settings or RuntimeSettings(), backend=found.backend, dtype=found.dtype)
     started, name = time.perf_counter(), f"{found.backend} {found.dtype}"
     with progress(len(traces) + 1, name) as advance:
-        model = open_backend(found.backend, bundle, adapter, found.dtype, **(options or {}))
+        model = open_backend(bundle, adapter, settings)
         advance(name)
         try:
             replay(model, traces, found, advance=lambda _: advance(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -10,10 +10,11 @@ from mlx.utils import tree_flatten
 from ss_device.bundle import Bundle, BundledAdapter, open_bundle
 from ss_device.errors import UserError
 from ss_device.tree import BigramBias
-from ss_runtime.mlx.loading import base_arrays, default_stream_rows, load_arrays
+from ss_runtime.mlx.loading import adapter_model, base_arrays, mlx_settings
 from ss_runtime.mlx.prompt_cache import CachedText, ReusingModel, cache_content
-from ss_runtime.mlx.step_model import DTYPES, MLXStepModel
-from ss_runtime.plain_base import base_name, has_streams, plain_base
+from ss_runtime.mlx.step_model import MLXStepModel
+from ss_runtime.plain_base import base_name, plain_base
+from ss_runtime.settings import DTYPES, RuntimeSettings, default_dtype
 
 
 @dataclass(frozen=True)
@@ -32,24 +33,23 @@ class ResidentAdapter:
 class AdapterBank:
     """Adapters of one bundle on MLX. One generation at a time; activating is a look-up.
 
-    names: what to load at once (None: all); quantize: what the base's matrices are packed to
-    (`quantized_weights.SCHEMES`); kv_bits: as in `MLXStepModel`. The base alone is always there, under
-    `base_name`. Models whose keys and values depend on the same things share one prompt cache. Raises
+    settings: one for all adapters; names: what to load at once (None: all). The base alone is always there,
+    under `base_name`. Models whose keys and values depend on the same things share one prompt cache. Raises
     UserError for a bundle without MLX weights or an unknown adapter.
     """
 
     def __init__(
         self,
         bundle: Bundle,
-        dtype: str,
+        settings: RuntimeSettings | None = None,
         names: list[str] | None = None,
-        quantize: str | None = None,
-        kv_bits: int | None = None,
     ) -> None:
-        if dtype not in DTYPES:
-            raise UserError(f"dtype '{dtype}' is not one of {', '.join(DTYPES)}")
-        self.bundle, self.dtype, self.quantize, self.kv_bits = bundle, dtype, quantize, kv_bits
-        self._base = base_arrays(bundle, dtype, quantize)
+        settings = settings or RuntimeSettings()
+        if settings.dtype not in (None, *DTYPES["mlx"]):
+            raise UserError(f"dtype '{settings.dtype}' is not one of {', '.join(DTYPES['mlx'])}")
+        self.bundle = bundle
+        self.settings = replace(settings, dtype=settings.dtype or default_dtype("mlx"))
+        self._base = base_arrays(bundle, self.settings.dtype, settings.quantize)
         mx.eval(self._base)
         self._resident: dict[str, ResidentAdapter] = {}
         self._texts: dict[str, CachedText] = {}
@@ -121,22 +121,10 @@ class AdapterBank:
 
     def _open(self, adapter: BundledAdapter) -> ResidentAdapter:
         """Build an adapter's model over the base's arrays."""
-        sizes = adapter.coreml
-        pruning = {"num_kept": sizes.num_kept, "prune_over": sizes.prune_over} if sizes else {}
-        model = MLXStepModel(
-            self.bundle.manifest.architecture,
-            adapter.config,
-            self._base,
-            load_arrays(self.bundle.path / adapter.tensor_file) if has_streams(adapter) else {},
-            num_nodes=adapter.num_nodes,
-            context=self.bundle.manifest.architecture.default_context,
-            dtype=self.dtype,
-            stream_rows=default_stream_rows(adapter.config) if has_streams(adapter) else "none",
-            kv_bits=self.kv_bits,
-            **pruning,
-        )
+        settings = mlx_settings(self.bundle, adapter, self.settings)
+        model = adapter_model(self.bundle, adapter, self._base, settings)
         mx.eval(model.decoder.parameters())
-        content = cache_content(self.bundle, adapter, self.dtype, self.quantize, self.kv_bits)
+        content = cache_content(self.bundle, adapter, settings)
         text = self._texts.setdefault(content, CachedText(content, model.cache))
         bias = self._bigram_bias(adapter)
         return ResidentAdapter(adapter, ReusingModel(model, text), bias, self._own_bytes(model, bias))

@@ -39,6 +39,7 @@ from ss_runtime.mlx.decoder import StreamDecoder
 from ss_runtime.mlx.function_ids import number_ids
 from ss_runtime.mlx.kv_cache import Layers, write_rows
 from ss_runtime.mlx.tree_graph import TreeArrays, accepted_row, keep_best_nodes, node_scores, stream_mask
+from ss_runtime.settings import RuntimeSettings
 
 FOLDER = "mlxfn"
 LOGIT_LIMIT = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
@@ -261,14 +262,14 @@ def export_adapter(bundle: Bundle, adapter: BundledAdapter, functions: MLXFuncti
     """Export an adapter from the MLX weights of a bundle, which need not be whole yet."""
     from ss_runtime.mlx.loading import load_model
 
-    model = load_model(
-        bundle,
-        adapter,
-        functions.dtype,
+    settings = RuntimeSettings(
+        dtype=functions.dtype,
         num_nodes=functions.num_nodes,
+        num_kept=functions.num_nodes,
         context=functions.context,
         stream_rows="kept",
     )
+    model = load_model(bundle, adapter, settings)
     export_functions(model.decoder, functions, getattr(mx, functions.dtype), path)
 
 
@@ -308,16 +309,15 @@ def _same_runtime(bundle: Bundle, adapter: BundledAdapter):
     from ss_runtime.mlx.loading import load_model
 
     functions = adapter.mlxfn
-    return load_model(
-        bundle,
-        adapter,
-        functions.dtype,
+    settings = RuntimeSettings(
+        dtype=functions.dtype,
         num_nodes=functions.num_nodes,
         num_kept=functions.num_kept,
         prune_over=functions.prune_over,
         context=functions.context,
         stream_rows="kept",
     )
+    return load_model(bundle, adapter, settings)
 
 
 def _close(ours: np.ndarray, theirs: np.ndarray, dtype: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,44 +16,37 @@ from ss_device.strict_json import read_json
 from ss_runtime.mlx.decoder import as_weight
 from ss_runtime.mlx.quantized_weights import checkpoint_arrays, quantize_base
 from ss_runtime.mlx.step_model import MLXStepModel
+from ss_runtime.plain_base import has_streams
+from ss_runtime.settings import RuntimeSettings, default_dtype
 
 
 def load_model(
-    bundle: Bundle,
-    adapter: BundledAdapter,
-    dtype: str = "float16",
-    *,
-    num_nodes: int | None = None,
-    num_kept: int | None = None,
-    context: int | None = None,
-    prune_over: str = "draft",
-    stream_rows: str | None = None,
-    quantize: str | None = None,
-    kv_bits: int | None = None,
+    bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings | None = None
 ) -> MLXStepModel:
-    """The adapter's step model from the bundle's MLX files (ARCHITECTURE.md).
+    """The adapter's step model from the bundle's MLX files.
 
-    num_nodes: nodes per step, by default the adapter's; num_kept: nodes after pruning, by default all;
-    context in tokens, by default `Architecture.default_context`; stream_rows by default as
-    `default_stream_rows` says; quantize: of `SCHEMES`, what the base's matrices are packed to (None: not at
-    all); the rest, kv_bits too, as in `MLXStepModel`. Raises UserError for a bundle without MLX files, a
-    damaged file or settings that do not fit.
+    What the settings leave open is the bundle's: sizes and pruning as `RuntimeSettings.for_adapter` says,
+    dtype as `default_dtype`, streams where they are fastest (`fastest_stream_rows`). Raises UserError for a
+    bundle without MLX files, a damaged file or settings that do not fit.
     """
-    architecture = bundle.manifest.architecture
-    stream_rows = default_stream_rows(adapter.config) if stream_rows is None else stream_rows
-    return MLXStepModel(
-        architecture,
-        adapter.config,
-        base_arrays(bundle, dtype, quantize),
-        load_arrays(bundle.path / adapter.tensor_file) if adapter.tensor_file else {},
-        num_nodes=adapter.num_nodes if num_nodes is None else num_nodes,
-        num_kept=num_kept,
-        context=architecture.default_context if context is None else context,
-        prune_over=prune_over,
-        dtype=dtype,
-        stream_rows=stream_rows,
-        kv_bits=kv_bits,
-    )
+    settings = mlx_settings(bundle, adapter, settings or RuntimeSettings())
+    base = base_arrays(bundle, settings.dtype, settings.quantize)
+    return adapter_model(bundle, adapter, base, settings)
+
+
+def mlx_settings(bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings) -> RuntimeSettings:
+    """Settings of the adapter's MLX model in which nothing is left open."""
+    rows = settings.stream_rows or fastest_stream_rows(adapter.config, has_streams(adapter))
+    dtype = settings.dtype or default_dtype("mlx")
+    return replace(settings.for_adapter(bundle, adapter), stream_rows=rows, dtype=dtype)
+
+
+def adapter_model(
+    bundle: Bundle, adapter: BundledAdapter, base: dict[str, mx.array], settings: RuntimeSettings
+) -> MLXStepModel:
+    """The adapter's step model over arrays of the base that are there. settings: of `mlx_settings`."""
+    own = load_arrays(bundle.path / adapter.tensor_file) if has_streams(adapter) else {}
+    return MLXStepModel(bundle.manifest.architecture, adapter.config, base, own, settings)
 
 
 def base_arrays(bundle: Bundle, dtype: str, quantize: str | None) -> dict[str, mx.array]:
@@ -62,20 +56,12 @@ def base_arrays(bundle: Bundle, dtype: str, quantize: str | None) -> dict[str, m
     return quantize_base(arrays, bundle.manifest.architecture, quantize)
 
 
-def load_folders(
-    base: Path,
-    adapter: Adapter,
-    dtype: str = "float16",
-    *,
-    num_nodes: int,
-    context: int | None = None,
-    **settings,
-) -> MLXStepModel:
-    """The step model of a base folder and an adapter, without a bundle.
+def load_folders(base: Path, adapter: Adapter, settings: RuntimeSettings) -> MLXStepModel:
+    """The step model of a base folder and an adapter, without a bundle. settings: num_nodes must be said.
 
-    base: Hugging Face's layout in 16 or 32 bits, or MLX's (mlx-community) in affine quantization; settings
-    as in `MLXStepModel`. Only shapes are checked, not the base's digest: a quantized copy of the base that
-    the adapter was trained on has another one. What it generates is that copy's own text.
+    base: Hugging Face's layout in 16 or 32 bits, or MLX's (mlx-community) in affine quantization. Only
+    shapes are checked, not the base's digest: a quantized copy of the base that the adapter was trained on
+    has another one. What it generates is that copy's own text.
     """
     architecture = read_architecture(read_json(base / "config.json"))
     adapter.check_shapes(architecture)
@@ -84,26 +70,23 @@ def load_folders(
         for name, pair in adapter.lora.items()
         for factor, array in zip("ab", pair, strict=True)
     }
-    return MLXStepModel(
-        architecture,
-        adapter.config,
-        checkpoint_arrays(base, architecture),
-        adapter.tensors | factors,
-        num_nodes=num_nodes,
-        context=architecture.default_context if context is None else context,
-        dtype=dtype,
-        **{"stream_rows": default_stream_rows(adapter.config), **settings},
-    )
+    rows = settings.stream_rows or fastest_stream_rows(adapter.config)
+    arrays = checkpoint_arrays(base, architecture)
+    settings = replace(settings, stream_rows=rows)
+    return MLXStepModel(architecture, adapter.config, arrays, adapter.tensors | factors, settings)
 
 
-def default_stream_rows(config: SpeculativeConfig) -> str:
-    """`kept` (one pass) on a GPU, `accepted` (fewer rows) on a CPU, whose cost grows with the rows.
+def fastest_stream_rows(config: SpeculativeConfig, drafts: bool = True) -> str:
+    """Where streams are computed to generate fastest (`MLXStepModel`). drafts: whether any are wanted.
 
-    A main stream that attends to its streams needs them on every node.
+    `accepted` (fewer rows) on a CPU, whose cost grows with the rows, `kept` (one pass) on a GPU. A main
+    stream that attends to its streams needs them on every node, whatever is drafted.
     """
-    if config.main_attends_streams or mx.default_device() == mx.gpu:
+    if config.main_attends_streams:
         return "kept"
-    return "accepted"
+    if not drafts:
+        return "none"
+    return "kept" if mx.default_device() == mx.gpu else "accepted"
 
 
 def load_arrays(path: Path) -> dict[str, mx.array]:

@@ -23,21 +23,17 @@ from ss_device.token_ids import check_token_ids
 from ss_device.tree import DraftTree
 from ss_runtime.mlx.kv_cache import KVCache, write_rows
 from ss_runtime.mlx.step_model import MLXStepModel
+from ss_runtime.settings import RuntimeSettings
 
 FORMAT_VERSION = 1
 NAMES = {"keys", "values", "tokens"}  # that every such file has
 
 
-def cache_content(
-    bundle: Bundle,
-    adapter: BundledAdapter,
-    dtype: str,
-    quantize: str | None = None,
-    kv_bits: int | None = None,
-) -> str:
+def cache_content(bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings) -> str:
     """What keys and values depend on, as a sha256: base, dtype, bits, adapter in shared mode."""
-    parts = [bundle.manifest.base.sha256, dtype, *([f"quantized {quantize}"] if quantize else [])]
-    parts += [f"keys and values {kv_bits}"] if kv_bits else []
+    parts = [bundle.manifest.base.sha256, settings.dtype]
+    parts += [f"quantized {settings.quantize}"] if settings.quantize else []
+    parts += [f"keys and values {settings.kv_bits}"] if settings.kv_bits else []
     if adapter.config.mode == "shared":
         entry = bundle.manifest.files.get(adapter.tensor_file)
         parts += [

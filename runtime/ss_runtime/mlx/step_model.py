@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ss_device.architecture import Architecture
+from ss_device.bundle import PRUNE_OVER
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
@@ -27,10 +28,8 @@ from ss_runtime.mlx.tree_graph import (
     slot_positions,
     stream_mask,
 )
+from ss_runtime.settings import DTYPES, STREAM_ROWS, RuntimeSettings
 
-DTYPES = ("float16", "float32", "bfloat16")
-PRUNE_OVER = ("draft", "vocabulary")
-STREAM_ROWS = ("kept", "accepted", "none")
 BUCKET = 256
 PREFILL_CHUNK = 256
 SLOTS = 32  # unit of what a step that is not compiled reads of the buffers, in tokens
@@ -39,14 +38,14 @@ SLOTS = 32  # unit of what a step that is not compiled reads of the buffers, in 
 class MLXStepModel:
     """`ss_device.step_model.StepModel` over MLX arrays, one sequence.
 
-    base_arrays, adapter_arrays: canonical names → numpy or MLX arrays, cast to `dtype` (`float16`,
-    `float32` or `bfloat16`). num_nodes N, num_kept K (None: N, no pruning), context in tokens;
-    prune_over: `draft` or `vocabulary` (docs/method.md, Pruning).
+    base_arrays, adapter_arrays: canonical names → numpy or MLX arrays, cast to `dtype` (None: float16).
+    num_nodes must be said; num_kept None: all of them, no pruning; context None:
+    `Architecture.default_context`.
 
-    stream_rows says which nodes carry streams in a step. `kept`: all of them, in the same pass, as in the
-    paper. `accepted`: only the node where the walk ends, in a second pass of γ rows over the MSA layers;
-    the same drafts for fewer rows, more reads of those layers' weights. `none`: no drafts, [0, V] stream
-    logits: plain decoding. The main stream must not attend to streams for the last two.
+    stream_rows (None: `kept`) says which nodes carry streams in a step. `kept`: all of them, in the same
+    pass, as in the paper. `accepted`: only the node where the walk ends, in a second pass of γ rows over
+    the MSA layers; the same drafts for fewer rows, more reads of those layers' weights. `none`: no drafts,
+    [0, V] stream logits: plain decoding. The main stream must not attend to streams for the last two.
 
     `bucket` is the unit by which buffers grow, in tokens. A compiled step is traced once per tree size and
     buffer length, so trees are then padded to a power of two (or N), and it reads whole buffers. By default
@@ -62,39 +61,31 @@ class MLXStepModel:
         config: SpeculativeConfig,
         base_arrays: dict,
         adapter_arrays: dict,
-        *,
-        num_nodes: int,
-        num_kept: int | None = None,
-        context: int,
-        prune_over: str = "draft",
-        dtype: str = "float16",
-        stream_rows: str = "kept",
-        bucket: int = BUCKET,
-        compiled: bool | None = None,
-        kv_bits: int | None = None,
+        settings: RuntimeSettings,
     ) -> None:
-        num_kept = num_nodes if num_kept is None else num_kept
-        _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows)
+        settings = _with_defaults(settings, architecture)
+        _check_settings(config, settings)
         config.check(architecture)
+        stream_rows, dtype = settings.stream_rows, getattr(mx, settings.dtype)
         self.limits = StepLimits(
-            num_nodes,
-            num_kept,
+            settings.num_nodes,
+            settings.num_kept,
             config.num_streams,
-            context,
+            settings.context,
             defers_streams=stream_rows == "accepted",
             vocab_size=architecture.vocab_size,
         )
-        self.config, self.prune_over, self.stream_rows = config, prune_over, stream_rows
+        self.config, self.prune_over, self.stream_rows = config, settings.prune_over, stream_rows
         heads = architecture.num_kv_heads, architecture.head_dim
-        self.cache = KVCache(architecture.num_layers, *heads, getattr(mx, dtype), bucket, kv_bits)
-        self.decoder = StreamDecoder(architecture, config, context)
-        self.decoder.install(base_arrays, adapter_arrays, getattr(mx, dtype))
+        self.cache = KVCache(architecture.num_layers, *heads, dtype, settings.bucket, settings.kv_bits)
+        self.decoder = StreamDecoder(architecture, config, settings.context)
+        self.decoder.install(base_arrays, adapter_arrays, dtype)
         self._kept: np.ndarray | None = None
         self._drafting: mx.array | None = None  # [1, h], of a step whose streams were put off
-        self._compiled = mx.default_device() == mx.gpu if compiled is None else compiled
+        self._compiled = settings.compiled
         if not self._compiled and stream_rows == "accepted":
             self.decoder.merge_stream_lora()
-        self.keep(num_kept)
+        self.keep(settings.num_kept)
 
     def keep(self, num_kept: int) -> None:
         """Keep at most so many nodes of a step's tree from now on (num_nodes: no pruning)."""
@@ -345,14 +336,29 @@ def _check_kept(num_kept: int, num_nodes: int) -> None:
         raise UserError(f"kept nodes {num_kept} must lie between 1 and the {num_nodes} nodes")
 
 
-def _check_settings(config, num_nodes, num_kept, prune_over, dtype, stream_rows) -> None:
-    for name, value, known in (
-        ("prune_over", prune_over, PRUNE_OVER),
-        ("dtype", dtype, DTYPES),
-        ("stream_rows", stream_rows, STREAM_ROWS),
+def _with_defaults(settings: RuntimeSettings, architecture: Architecture) -> RuntimeSettings:
+    """Settings in which nothing that this model reads is left open."""
+    defaults = {
+        "num_kept": settings.num_nodes,
+        "context": architecture.default_context,
+        "prune_over": PRUNE_OVER[0],
+        "dtype": DTYPES["mlx"][0],
+        "stream_rows": STREAM_ROWS[0],
+        "bucket": BUCKET,
+        "compiled": mx.default_device() == mx.gpu,
+    }
+    return replace(settings, **{n: v for n, v in defaults.items() if getattr(settings, n) is None})
+
+
+def _check_settings(config: SpeculativeConfig, settings: RuntimeSettings) -> None:
+    for name, known in (
+        ("prune_over", PRUNE_OVER),
+        ("dtype", DTYPES["mlx"]),
+        ("stream_rows", STREAM_ROWS),
     ):
-        if value not in known:
+        if (value := getattr(settings, name)) not in known:
             raise UserError(f"{name} '{value}' is not one of {', '.join(known)}")
-    _check_kept(num_kept, num_nodes)
+    stream_rows = settings.stream_rows
+    _check_kept(settings.num_kept, settings.num_nodes)
     if config.main_attends_streams and stream_rows != "kept":
         raise UserError(f"stream_rows '{stream_rows}' changes a main stream that attends to streams")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ss_device.bundle import Bundle
-from ss_device.decoding import Drafter, check_request
+from ss_device.decoding import check_request
 from ss_device.errors import UserError, one_line
-from ss_device.prompt_lookup import PromptLookup
+from ss_runtime.drafts import choose_drafts
 from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
 from ss_runtime.plain_base import has_streams
 from ss_runtime.samplers import build_sampler
 from ss_runtime.serve.prompts import PromptReader
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
-from ss_runtime.tuning import drafts_need_tuning, read_tuning
+from ss_runtime.serve.settings import ServeSettings
+from ss_runtime.settings import DraftSettings, RuntimeSettings
 
 
 class ClientGone(Exception):
@@ -69,26 +70,22 @@ class Usage:
 class Engine:
     """The bundle's adapters and the queue. Everything that touches a model runs in the one worker thread.
 
-    queue: requests that may wait while another one runs; one more gets 429. lookup: n-grams draft too.
-    Without nodes and lookup an adapter drafts as `ss-bench tune` chose on this device, where it did.
-    names: adapters to load (None: all); quantize, kv_bits: as in `AdapterBank`. forget_prompts: every
-    prompt is computed from its beginning.
+    Beyond `settings.queue` requests that wait while another one runs, one more gets 429. Where nothing is
+    said of drafts an adapter drafts as `ss-bench tune` chose on this device, where it did. forget_prompts:
+    every prompt is computed from its beginning.
     """
 
     def __init__(
         self,
         bundle: Bundle,
-        dtype: str,
-        queue: int,
-        lookup: bool,
-        nodes: int | None,
-        names: list[str] | None = None,
-        quantize: str | None = None,
-        kv_bits: int | None = None,
+        runtime: RuntimeSettings | None = None,
+        drafts: DraftSettings | None = None,
+        settings: ServeSettings | None = None,
         forget_prompts: bool = False,
     ) -> None:
-        self.bundle, self.queue, self._forget_prompts = bundle, queue, forget_prompts
-        self._lookup, self._nodes = PromptLookup() if lookup else None, nodes
+        settings = settings or ServeSettings()
+        self.bundle, self.queue, self._forget_prompts = bundle, settings.queue, forget_prompts
+        self._drafts = drafts or DraftSettings()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
         self._turn = asyncio.Lock()
         self._present = 0
@@ -96,16 +93,16 @@ class Engine:
         self.prompts = PromptReader(bundle)
         build_sampler(1.0, {}, {"repetition": 1.1})  # imports now what such a request would wait for
         self.started = int(time.time())
-        self.bank = self._worker.submit(self._open_bank, dtype, names, quantize, kv_bits).result()
+        self.bank = self._worker.submit(self._open_bank, runtime, settings.adapters).result()
         models = [*self.bank.names, self.bank.base_name]
         self.untuned: list[str] = []  # adapters whose drafts were not chosen for this device
         # An adaptive drafter learns over requests. All are made now: what was tuned may be unreadable.
         self._drafters = {name: self._new_drafter(self.bank.activate(name)) for name in models}
 
-    def _open_bank(self, dtype: str, *settings):
+    def _open_bank(self, runtime: RuntimeSettings | None, names: Sequence[str] | None):
         from ss_runtime.mlx.adapter_bank import AdapterBank
 
-        return AdapterBank(self.bundle, dtype, *settings)
+        return AdapterBank(self.bundle, runtime, names)
 
     def close(self) -> None:
         """Wait for the running model call and end the threads."""
@@ -226,25 +223,16 @@ class Engine:
 
     def _new_drafter(self, resident):
         """As requested, else as tuned on this device; the base alone has no streams, only prompt lookup."""
-        streams = has_streams(resident.adapter)
-        if streams and not (self._nodes or self._lookup):
-            tuned = read_tuning(self.bank.bundle, resident.adapter.app, self.bank.dtype)
-            if tuned:
-                resident.model.keep(tuned.num_kept or resident.adapter.num_nodes)
-                return tuned.drafter(resident.bigram_bias)
-            if drafts_need_tuning():
-                self.untuned.append(resident.adapter.app)
-        most = resident.adapter.num_nodes
-        if streams and (self._nodes or 1) > most:
-            app = resident.adapter.app
-            raise UserError(f"--nodes {self._nodes}: '{app}' was made for at most {most} nodes")
-        nodes = min(self._nodes or most, most)
-        if not streams and not self._lookup:
-            nodes = 1
-        lookup = self._lookup if nodes > 1 else None
-        return Drafter(
-            nodes, bigram_bias=resident.bigram_bias, lookup=lookup, use_streams=streams or not lookup
-        )
+        adapter, drafts = resident.adapter, self._drafts
+        if not has_streams(adapter) and drafts.nodes:  # they were said for the adapters
+            drafts = replace(drafts, nodes=min(drafts.nodes, adapter.num_nodes))
+        dtype = self.bank.settings.dtype
+        chosen = choose_drafts(self.bank.bundle, adapter, drafts, resident.bigram_bias, dtype)
+        if chosen.num_kept:
+            resident.model.keep(chosen.num_kept)
+        if chosen.untuned:
+            self.untuned.append(adapter.app)
+        return chosen.drafter
 
     async def generate(
         self, request: GenerationRequest, name: str, ids: list[int], limit: int, usage: Usage

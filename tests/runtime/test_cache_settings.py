@@ -129,7 +129,7 @@ def test_drafts_that_were_not_chosen_for_this_cpu_are_named(bundle, capsys, monk
         (True, ("--nodes", "4"), False),
         (False, (), False),
     ):
-        monkeypatch.setattr("ss_runtime.commands.generate.drafts_need_tuning", lambda: on_a_cpu)  # noqa: B023
+        monkeypatch.setattr("ss_runtime.drafts.drafts_need_tuning", lambda: on_a_cpu)  # noqa: B023
         shown = run(bundle, capsys, "--adapter", "one", "--prompt", "Hello", "--dtype", "float32", *options)
         assert ("one: not tuned for this device" in shown.err) == hint
         assert "tuned" not in shown.out
