@@ -68,7 +68,7 @@ def open_base(path: Path | str) -> BaseFolder:
     path: a folder, else an id on the Hugging Face hub (`ss_device.hub`), which is then the base's name.
     Raises UserError that names what is missing: folder, config.json, weights or tokenizer.json.
     """
-    path, name = _located(Path(path))
+    path, name = locate_base(Path(path))
     check_plain(path)
     config = read_json(path / "config.json")
     try:
@@ -82,8 +82,8 @@ def open_base(path: Path | str) -> BaseFolder:
     return BaseFolder(path, architecture, identity)
 
 
-def _located(path: Path) -> tuple[Path, str]:
-    """Folder and name of a base that was named by folder or by its id on the hub."""
+def locate_base(path: Path) -> tuple[Path, str]:
+    """Folder and name of a base that was named by folder or by its id on the hub (fetched if need be)."""
     if path.is_dir():
         return path, path.name
     if not is_hub_id(path):

@@ -1,0 +1,41 @@
+"""Speculative Streaming on Apple devices: generate with a bundle of ss-convert.
+
+    from ss_runtime import load, stream_generate
+
+    model, tokenizer = load("build/sqlctx", adapter="sqlctx")
+    prompt = model.prompt(question="How many singers?", context="CREATE TABLE singer (name VARCHAR)")
+    for response in stream_generate(model, tokenizer, prompt, max_tokens=100):
+        print(response.text, end="", flush=True)
+
+Names, arguments and responses are mlx-lm's; whoever knows that library changes the import.
+"""
+
+from importlib import import_module
+
+_HOMES = {
+    "DraftSettings": "settings",
+    "GenerationResponse": "api",
+    "PromptCache": "text_cache",
+    "RuntimeSettings": "settings",
+    "SpeculativeModel": "loaded_model",
+    "generate": "api",
+    "load": "api",
+    "load_prompt_cache": "text_cache",
+    "make_logits_processors": "api",
+    "make_prompt_cache": "text_cache",
+    "make_sampler": "api",
+    "save_prompt_cache": "text_cache",
+    "stream_generate": "api",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    """What is asked for, with the modules that it takes: a command loads none of the others."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

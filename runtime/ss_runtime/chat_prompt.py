@@ -23,14 +23,17 @@ class ChatPrompt:
         self.template: str | None = found.template if found else None
         self._process = TemplateProcess(found) if found else None
 
-    def text(self, messages: list[dict]) -> str:
-        """The prompt text, up to where the assistant writes. Raises UserError when the template fails."""
+    def text(self, messages: list[dict], open_next: bool = True) -> str:
+        """The prompt text. Raises UserError when the template fails.
+
+        open_next: up to where the assistant writes, not to the end of the last message.
+        """
         if self._process is None:
             return "\n".join(message["content"] for message in messages)
-        return self._process.render(messages)
+        return self._process.render(messages, open_next)
 
-    def ids(self, messages: list[dict]) -> list[int]:
+    def ids(self, messages: list[dict], open_next: bool = True) -> list[int]:
         """Token ids, with one BOS even where the template writes it too."""
-        ids = self._tokenizer.encode(self.text(messages))
+        ids = self._tokenizer.encode(self.text(messages, open_next))
         bos = self._tokenizer.bos_id
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids

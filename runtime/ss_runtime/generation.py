@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from ss_device.decoding import Drafter, Step, decode
 from ss_device.sampling import Sampler
 from ss_device.step_model import StepModel
-from ss_runtime.tokenization import BundleTokenizer, Detokenizer, load_tokenizer
-
-__all__ = ["GenerationStep", "Result", "generate", "generate_steps", "load_tokenizer"]
+from ss_runtime.tokenization import BundleTokenizer, Detokenizer
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,20 @@ class GenerationStep:
     text: str
     tokens: tuple[int, ...]
     num_drafted: int
+    finish_reason: str | None
+    step: Step
+
+
+@dataclass(frozen=True)
+class GeneratedToken:
+    """One token of a generation. text: as in `GenerationStep`; from_draft: whether it was drafted.
+
+    step: the call that gave it.
+    """
+
+    text: str
+    token: int
+    from_draft: bool
     finish_reason: str | None
     step: Step
 
@@ -109,21 +121,39 @@ def generate_steps(
 
 
 def _write(step: Step, writer: Detokenizer, stops: StopStrings) -> GenerationStep:
-    """Turn one step's tokens into text, one by one: a stop string ends the text within a step."""
-    text = ""
-    for count, token in enumerate(step.tokens, start=1):
-        shown, stopped = stops.add(writer.add(token))
-        text += shown
+    """One step's tokens as text."""
+    tokens = list(_token_texts(step, writer, stops))
+    ids = tuple(token.token for token in tokens)
+    drafted = sum(token.from_draft for token in tokens)
+    text = "".join(token.text for token in tokens)
+    return GenerationStep(text, ids, drafted, tokens[-1].finish_reason, step)
+
+
+def _token_texts(step: Step, writer: Detokenizer, stops: StopStrings) -> Iterator[GeneratedToken]:
+    """A step's tokens one by one: a stop string ends the text within a step."""
+    for index, token in enumerate(step.tokens):
+        text, stopped = stops.add(writer.add(token))
+        reason = "stop" if stopped else None
+        if not stopped and step.finish_reason and index == len(step.tokens) - 1:
+            rest, met = stops.add(writer.finish())
+            text += rest if met else rest + stops.finish()
+            reason = step.finish_reason
+        yield GeneratedToken(text, token, index < step.num_drafted, reason, step)
         if stopped:
-            return _record(step, text, count, "stop")
-    if step.finish_reason:
-        shown, stopped = stops.add(writer.finish())
-        text += shown if stopped else shown + stops.finish()
-    return _record(step, text, len(step.tokens), step.finish_reason)
+            return
 
 
-def _record(step: Step, text: str, count: int, reason: str | None) -> GenerationStep:
-    return GenerationStep(text, tuple(step.tokens[:count]), min(count, step.num_drafted), reason, step)
+def generate_tokens(steps: Iterator[Step], stop_strings: Sequence[str], tokenizer: BundleTokenizer):
+    """The tokens of a decoding loop's steps (`ss_device.decoding.decode`), one `GeneratedToken` each.
+
+    Ends with the token that completes a stop string, whose text is cut off.
+    """
+    writer, stops = tokenizer.detokenizer(), StopStrings(stop_strings)
+    for step in steps:
+        for token in _token_texts(step, writer, stops):
+            yield token
+            if token.finish_reason:
+                return
 
 
 def generate(

@@ -56,13 +56,11 @@ def penalty_processors(penalties: dict[str, float | None]) -> tuple[LogitsProces
             raise UserError(f"{name.replace('_', ' ')} {value} is not a finite number")
     if wanted.get("repetition_penalty", 1.0) < 0:
         raise UserError(f"repetition penalty {wanted['repetition_penalty']} must not be negative")
-    return tuple(
-        from_mlx_lm(processor) for processor in _mlx_lm_samplers().make_logits_processors(**wanted)
-    )
+    return tuple(from_mlx_lm(processor) for processor in mlx_lm_samplers().make_logits_processors(**wanted))
 
 
 @cache
-def _mlx_lm_samplers():
+def mlx_lm_samplers():
     """`mlx_lm.sample_utils`, which needs MLX alone, without the package around it: that one imports
     transformers, and torch where it is installed, for seconds and 240 MB. UserError without mlx-lm."""
     package = importlib.util.find_spec("mlx_lm")

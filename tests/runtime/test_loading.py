@@ -10,9 +10,9 @@ from ss_convert.mlx.weights import write_adapter, write_base
 from ss_device.bundle import MLX_BASE, BundledAdapter, Manifest, open_bundle, write_manifest
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_runtime.generation import load_tokenizer
 from ss_runtime.mlx.loading import fastest_stream_rows, load_model
 from ss_runtime.settings import RuntimeSettings
+from ss_runtime.tokenization import load_tokenizer
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import make_tiny_base, random_adapter
 

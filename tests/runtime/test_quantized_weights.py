@@ -17,7 +17,7 @@ from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import attach_adapter
 from ss_device.tree import tree_from_parents
 from ss_runtime.mlx.adapter_bank import AdapterBank
-from ss_runtime.mlx.loading import load_folders, load_model
+from ss_runtime.mlx.loading import LoadedFolder, load_model
 from ss_runtime.mlx.quantized_weights import SCHEMES
 from ss_runtime.settings import QUANTIZATIONS, RuntimeSettings
 from tests.families.back_ends import MLXBackEnd
@@ -46,7 +46,7 @@ def test_logits_are_mlx_lms(folders, bits, monkeypatch):
     base, folder = folders
     monkeypatch.setattr("ss_runtime.mlx.loading.MLXStepModel", MLXBackEnd)
     settings = RuntimeSettings(dtype="float32", num_nodes=8, context=64, stream_rows="kept")
-    ours = load_folders(folder / str(bits), random_adapter(base, CONFIG), settings)
+    ours = LoadedFolder(folder / str(bits)).model(random_adapter(base, CONFIG), settings)
     tokens = np.random.default_rng(0).integers(3, 259, 20).tolist()
     ours.prefill(tokens[:13])
     ours.step(tree_from_parents(tokens[13:], CHAIN))
@@ -54,7 +54,7 @@ def test_logits_are_mlx_lms(folders, bits, monkeypatch):
     theirs.set_dtype(mx.float32)
     wanted = np.array(theirs(mx.array([tokens]))[0, 13:])
     assert np.abs(ours.last_logits[:7] - wanted).max() <= 1e-4 * np.abs(wanted).max()
-    plain = load_folders(base.path, random_adapter(base, CONFIG), settings)
+    plain = LoadedFolder(base.path).model(random_adapter(base, CONFIG), settings)
     plain.prefill(tokens[:13])
     plain.step(tree_from_parents(tokens[13:], CHAIN))
     assert np.abs(ours.last_logits - plain.last_logits).max() > 1e-3  # it is really quantized
@@ -67,7 +67,7 @@ def test_other_quantizations_are_refused_by_name(folders, tmp_path):
     mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text((folder / "4" / "config.json").read_text())
     with pytest.raises(UserError, match="layers.1.mlp.up"):
-        load_folders(tmp_path, random_adapter(base, CONFIG), RuntimeSettings(num_nodes=4, context=64))
+        LoadedFolder(tmp_path)
 
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

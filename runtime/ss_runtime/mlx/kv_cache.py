@@ -8,6 +8,8 @@ be repeated, and nothing has to be rolled back. Values stand in the model's dtyp
 
 from __future__ import annotations
 
+from copy import copy
+
 import mlx.core as mx
 
 from ss_runtime.mlx.packed_rows import PackedRows, empty_rows, reads_packed
@@ -75,6 +77,12 @@ class KVCache:
     @property
     def capacity(self) -> int:
         return self.layers[0][0].shape[2]
+
+    def empty(self) -> KVCache:
+        """Another one of the same kind, for another text."""
+        other = copy(self)
+        other.length, other.layers = 0, [self._empty] * self._num_layers
+        return other
 
     @property
     def num_bytes(self) -> int:

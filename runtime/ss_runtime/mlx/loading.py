@@ -56,24 +56,37 @@ def base_arrays(bundle: Bundle, dtype: str, quantize: str | None) -> dict[str, m
     return quantize_base(arrays, bundle.manifest.architecture, quantize)
 
 
-def load_folders(base: Path, adapter: Adapter, settings: RuntimeSettings) -> MLXStepModel:
-    """The step model of a base folder and an adapter, without a bundle. settings: num_nodes must be said.
+class LoadedFolder:
+    """The weights of a base folder, without a bundle, for models with one adapter or another.
 
-    base: Hugging Face's layout in 16 or 32 bits, or MLX's (mlx-community) in affine quantization. Only
-    shapes are checked, not the base's digest: a quantized copy of the base that the adapter was trained on
-    has another one. What it generates is that copy's own text.
+    path: Hugging Face's layout in 16 or 32 bits, or MLX's (mlx-community) in affine quantization. Raises
+    UserError for a damaged folder or a quantization that does not fit.
     """
-    architecture = read_architecture(read_json(base / "config.json"))
-    adapter.check_shapes(architecture)
-    factors = {
-        f"lora.{name}.{factor}": array
-        for name, pair in adapter.lora.items()
-        for factor, array in zip("ab", pair, strict=True)
-    }
-    rows = settings.stream_rows or fastest_stream_rows(adapter.config)
-    arrays = checkpoint_arrays(base, architecture)
-    settings = replace(settings, stream_rows=rows)
-    return MLXStepModel(architecture, adapter.config, arrays, adapter.tensors | factors, settings)
+
+    def __init__(self, path: Path, dtype: str | None = None, quantize: str | None = None) -> None:
+        self.path, self.dtype, self.quantize = path, dtype or default_dtype("mlx"), quantize
+        self.architecture = read_architecture(read_json(path / "config.json"))
+        arrays = checkpoint_arrays(path, self.architecture)
+        if quantize is not None:
+            arrays = {name: as_weight(a, getattr(mx, self.dtype)) for name, a in arrays.items()}
+        self._arrays = quantize_base(arrays, self.architecture, quantize)
+
+    def model(self, adapter: Adapter, settings: RuntimeSettings) -> MLXStepModel:
+        """The step model with an adapter. settings: num_nodes must be said.
+
+        Only shapes are checked, not the base's digest: a quantized copy of the base that the adapter was
+        trained on has another one. What it generates is that copy's own text.
+        """
+        adapter.check_shapes(self.architecture)
+        factors = {
+            f"lora.{name}.{factor}": array
+            for name, pair in adapter.lora.items()
+            for factor, array in zip("ab", pair, strict=True)
+        }
+        rows = settings.stream_rows or fastest_stream_rows(adapter.config)
+        settings = replace(settings, stream_rows=rows, dtype=settings.dtype or self.dtype)
+        tensors = adapter.tensors | factors
+        return MLXStepModel(self.architecture, adapter.config, self._arrays, tensors, settings)
 
 
 def fastest_stream_rows(config: SpeculativeConfig, drafts: bool = True) -> str:

@@ -49,6 +49,7 @@ class CachedText:
     def __init__(self, content: str, kv: KVCache) -> None:
         self.content, self.kv = content, kv
         self.tokens: list[int] = []
+        self.pending: list[int] = []  # of a loaded text: its last tokens, not computed yet
         self.reusable = 0
 
     def trim(self, length: int) -> None:
@@ -69,10 +70,11 @@ class CachedText:
                 return index
         return max(limit, 0)
 
-    def save(self, path: Path, messages: Sequence[dict] = ()) -> None:
+    def save(self, path: Path, messages: Sequence[dict] = (), pending: Sequence[int] = ()) -> None:
         """Write a safetensors file: tokens, and the cache's arrays (`KVCache.stacked`).
 
-        messages: a conversation whose text this is, kept for `load`.
+        messages: a conversation whose text this is, pending: tokens of the text that were not computed
+        yet; both are kept for `load`.
         """
         length = self.reusable
         if not length or not self.kv.layers:
@@ -87,6 +89,7 @@ class CachedText:
             "content": self.content,
             "kv_bits": str(self.kv.bits or ""),
             "messages": json.dumps(list(messages), ensure_ascii=False),
+            "pending": json.dumps([int(token) for token in pending]),
         }
         try:
             with file_in_one_go(path) as partial:
@@ -105,6 +108,7 @@ class CachedText:
         if vocab_size is not None:
             check_token_ids(arrays["tokens"].tolist(), vocab_size, f"{path}: its text")
         tokens, kv, messages = arrays["tokens"].tolist(), self.kv, _messages(path, about)
+        pending = _pending(path, about, vocab_size)
         kv.reset()
         kv.reserve(len(tokens))
         start = mx.array([0])
@@ -117,7 +121,7 @@ class CachedText:
         ]
         mx.eval(kv.layers)
         kv.length = len(tokens)
-        self.tokens, self.reusable = tokens, len(tokens)
+        self.tokens, self.pending, self.reusable = tokens, pending, len(tokens)
         return messages
 
     def _check(self, path: Path, arrays: dict, about: dict[str, str], context: int) -> None:
@@ -161,6 +165,19 @@ def _messages(path: Path, about: dict[str, str]) -> list[dict]:
     return messages
 
 
+def _pending(path: Path, about: dict[str, str], vocab_size: int | None) -> list[int]:
+    """The tokens that were not computed yet. Raises UserError for anything but token ids."""
+    try:
+        pending = json.loads(about.get("pending", "[]"))
+    except (ValueError, RecursionError):
+        pending = None
+    if not isinstance(pending, list) or not all(type(token) is int for token in pending):
+        raise UserError(f"{path}: its pending tokens are not a list of token ids")
+    if vocab_size is not None:
+        check_token_ids(pending, vocab_size, f"{path}: its text")
+    return pending
+
+
 def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -179,11 +196,15 @@ class ReusingModel:
     """
 
     def __init__(self, model: MLXStepModel, text: CachedText) -> None:
-        self._model, self.text = model, text
-        model.cache = text.kv
+        self._model = model
+        self.use(text)
         self._plain_only = model.config.main_attends_streams
         self._tree: DraftTree | None = None
         self.reused = 0
+
+    def use(self, text: CachedText) -> None:
+        """Go on with another text of the same content."""
+        self.text, self._model.cache = text, text.kv
 
     @property
     def limits(self) -> StepLimits:
