@@ -145,7 +145,7 @@ struct Arguments {
     func sampler() throws -> Sampler {
         guard temp != 0 else {
             guard topK == nil, topP == nil, minP == nil else {
-                throw bad("--top-k, --top-p and --min-p need --temp above 0 (k of a k-ary tree is --tree-top-k)")
+                throw bad("--top-k, --top-p and --min-p need --temp above 0; k of a k-ary tree is --tree-top-k")
             }
             return .greedy
         }

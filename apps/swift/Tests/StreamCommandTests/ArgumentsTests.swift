@@ -52,7 +52,7 @@ import Testing
         #expect(refusal("--temp 1 --sample-top-k 5") == "unknown option '--sample-top-k'")
         #expect(
             refusal("--shape k-ary --top-k 4")
-                == "--top-k, --top-p and --min-p need --temp above 0 (k of a k-ary tree is --tree-top-k)")
+                == "--top-k, --top-p and --min-p need --temp above 0; k of a k-ary tree is --tree-top-k")
     }
 
     @Test func valuesThatCannotBeAreNamed() {
