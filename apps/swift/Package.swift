@@ -52,6 +52,7 @@ targets += [
     .testTarget(
         name: "SpeculativeStreamingTests", dependencies: ["SpeculativeStreaming", "SpeculativeChatModel"],
         resources: [.copy("Resources")]),
+    .testTarget(name: "StreamCommandTests", dependencies: ["SpeculativeStreaming", "ss-stream"]),
     .testTarget(
         name: "SpeculativeStreamingCoreMLTests",
         dependencies: coreML + ["SpeculativeStreamingCoreML"],

@@ -1,11 +1,3 @@
-/// How the next token is chosen from what the model says.
-public enum TokenChoice: Sendable, Equatable {
-    /// The largest main logit, as the graph computes it.
-    case greedy
-    /// Drawn on the host with noise keyed by seed and position; needs a back end that returns logits.
-    case sampled(Sampling)
-}
-
 public enum FinishReason: String, Sendable, Codable {
     /// An end token or a stop string.
     case stop
@@ -28,13 +20,13 @@ public struct DecodingRequest: Sendable {
     public var prompt: [Int]
     public var maxTokens: Int
     public var stopIDs: Set<Int>
-    public var choice: TokenChoice
+    public var sampler: Sampler
 
-    public init(prompt: [Int], maxTokens: Int, stopIDs: Set<Int> = [], choice: TokenChoice = .greedy) {
+    public init(prompt: [Int], maxTokens: Int, stopIDs: Set<Int> = [], sampler: Sampler = .greedy) {
         self.prompt = prompt
         self.maxTokens = maxTokens
         self.stopIDs = stopIDs
-        self.choice = choice
+        self.sampler = sampler
     }
 
     /// Throws the error that names what does not fit the model's limits.
@@ -74,7 +66,7 @@ public struct DecodingLoop {
         self.request = request
         // The cache holds every token but the newest one, so context - prompt + 1 can be generated.
         left = min(request.maxTokens, model.limits.context - request.prompt.count + 1)
-        model.wantsLogits = request.choice != .greedy
+        model.wantsLogits = request.sampler != .greedy
     }
 
     /// The next call's outcome, nil after the one with a finish reason.
@@ -109,21 +101,21 @@ public struct DecodingLoop {
     }
 
     private func firstToken(_ proposal: Proposal) throws -> Int {
-        guard case .sampled(let sampling) = request.choice else { return proposal.root }
+        guard case .sampling(let sampling) = request.sampler else { return proposal.root }
         guard let logits = proposal.logits else { throw SpeculativeError.noLogits }
         return logits.withRow(0) { sampling.choose($0, position: length) }
     }
 
-    /// The walk with the request's choice rule; a greedy one must end where the graph's own did.
+    /// The walk with the request's sampler; a greedy one must end where the graph's own did.
     private func accept(_ tree: DraftTree, _ verified: Verified) throws -> AcceptedPath {
-        switch request.choice {
+        switch request.sampler {
         case .greedy:
             let path = walk(tree, kept: verified.kept) { verified.chosen[$0] }
             guard path.nodes.last == verified.acceptedNode else {
                 throw SpeculativeError.walkMismatch(model: verified.acceptedNode, host: path.nodes.last ?? 0)
             }
             return path
-        case .sampled(let sampling):
+        case .sampling(let sampling):
             guard let logits = verified.logits else { throw SpeculativeError.noLogits }
             // The token at a node of depth d follows the committed text, the root and d more.
             return walk(tree, kept: verified.kept) { row in

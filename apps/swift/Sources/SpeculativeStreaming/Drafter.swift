@@ -11,22 +11,23 @@ public struct Drafter: Sendable {
 
     public let numNodes: Int
     public let shape: Shape
-    public let topK: Int
+    /// Children per node of a k-ary tree.
+    public let treeTopK: Int
     public let bigramBias: BigramBias?
 
     /// Throws `invalidSetting` for less than one node or one child.
     public init(
-        numNodes: Int, shape: Shape = .bestFirst, topK: Int = 3, bigramBias: BigramBias? = nil
+        numNodes: Int, shape: Shape = .bestFirst, treeTopK: Int = 3, bigramBias: BigramBias? = nil
     ) throws {
         guard numNodes >= 1 else {
             throw SpeculativeError.invalidSetting("a tree needs at least 1 node, not \(numNodes)")
         }
-        guard topK >= 1 else {
-            throw SpeculativeError.invalidSetting("top-k \(topK) of a k-ary tree must be at least 1")
+        guard treeTopK >= 1 else {
+            throw SpeculativeError.invalidSetting("tree-top-k \(treeTopK) of a k-ary tree must be at least 1")
         }
         self.numNodes = numNodes
         self.shape = shape
-        self.topK = topK
+        self.treeTopK = treeTopK
         self.bigramBias = bigramBias
     }
 
@@ -36,7 +37,7 @@ public struct Drafter: Sendable {
         guard numNodes <= self.numNodes else {
             throw SpeculativeError.tooManyNodes(requested: numNodes, limit: self.numNodes)
         }
-        return try Drafter(numNodes: numNodes, shape: shape, topK: topK, bigramBias: bigramBias)
+        return try Drafter(numNodes: numNodes, shape: shape, treeTopK: treeTopK, bigramBias: bigramBias)
     }
 
     /// The draft tree below a root, at most `maxDepth` deep, nothing below stop ids.
@@ -48,7 +49,7 @@ public struct Drafter: Sendable {
         guard numNodes > 1, maxDepth > 0, let streamLogits else { return .rootOnly(root) }
         var limits = GrowthLimits(stopIDs: stopIDs, maxDepth: maxDepth)
         if shape == .kAry {
-            return kAryTree(root: root, streamLogits: streamLogits, k: topK, maxNodes: numNodes, limits: limits)
+            return kAryTree(root: root, streamLogits: streamLogits, k: treeTopK, maxNodes: numNodes, limits: limits)
         }
         if shape == .chain { limits.maxChildren = 1 }
         return bestFirstTree(

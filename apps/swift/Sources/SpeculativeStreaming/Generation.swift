@@ -63,12 +63,12 @@ public struct GenerationOptions: Sendable {
     public var maxTokens: Int?
     /// nil: the adapter's tree; 1: plain decoding.
     public var numNodes: Int?
-    public var choice: TokenChoice
+    public var sampler: Sampler
 
-    public init(maxTokens: Int? = nil, numNodes: Int? = nil, choice: TokenChoice = .greedy) {
+    public init(maxTokens: Int? = nil, numNodes: Int? = nil, sampler: Sampler = .greedy) {
         self.maxTokens = maxTokens
         self.numNodes = numNodes
-        self.choice = choice
+        self.sampler = sampler
     }
 
     /// The same request without drafts: one token per call.

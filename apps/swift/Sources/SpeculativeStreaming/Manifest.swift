@@ -1,7 +1,7 @@
 import Foundation
 
 /// What the host needs to know of the base model.
-public struct BaseArchitecture: Codable, Sendable, Equatable {
+public struct Architecture: Codable, Sendable, Equatable {
     public let family: String
     public let vocabSize: Int
     public let bosId: Int?
@@ -9,27 +9,13 @@ public struct BaseArchitecture: Codable, Sendable, Equatable {
 }
 
 /// What the host needs to know of an adapter's streams.
-public struct StreamSettings: Codable, Sendable, Equatable {
+public struct SpeculativeConfig: Codable, Sendable, Equatable {
     /// `lossless` or `shared`.
     public let mode: String
     public let numStreams: Int
     public let mainAttendsStreams: Bool
     /// Rank of the bigram bias, 0 without one.
     public let bigramRank: Int
-
-    private enum OldKeys: String, CodingKey {
-        case markovRank
-    }
-
-    public init(from decoder: Decoder) throws {
-        let values = try decoder.container(keyedBy: CodingKeys.self)
-        mode = try values.decode(String.self, forKey: .mode)
-        numStreams = try values.decode(Int.self, forKey: .numStreams)
-        mainAttendsStreams = try values.decode(Bool.self, forKey: .mainAttendsStreams)
-        // Bundles of earlier versions call it `markov_rank`.
-        let old = try decoder.container(keyedBy: OldKeys.self).decodeIfPresent(Int.self, forKey: .markovRank)
-        bigramRank = try old ?? values.decode(Int.self, forKey: .bigramRank)
-    }
 }
 
 /// Where an adapter's Core ML functions are and what sizes they were built for.
@@ -69,7 +55,7 @@ public struct PartLink: Codable, Sendable, Equatable {
 /// One application of a bundle.
 public struct BundledAdapter: Codable, Sendable, Equatable {
     public let app: String
-    public let config: StreamSettings
+    public let config: SpeculativeConfig
     public let promptTemplate: String
     public let stopStrings: [String]
     public let maxTokens: Int
@@ -80,10 +66,7 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
     /// Path of the golden traces without extension.
     public let golden: String?
     /// safetensors file with a bigram bias that adapters share; nil: it is in `tensorFile`.
-    public var sharedBigramBiasFile: String? { bigramBiasFile ?? parentBiasFile }
-    private let bigramBiasFile: String?
-    /// What bundles of earlier versions call it.
-    private let parentBiasFile: String?
+    public let bigramBiasFile: String?
 
     /// The golden traces that its package must replay; nil without any.
     public var packageGolden: String? { coreml?.golden ?? golden }
@@ -105,7 +88,7 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
 }
 
 /// Size and digest of one file of a bundle.
-public struct FileRecord: Codable, Sendable, Equatable {
+public struct BundledFile: Codable, Sendable, Equatable {
     public let bytes: Int
     public let sha256: String
 }
@@ -114,9 +97,9 @@ public struct FileRecord: Codable, Sendable, Equatable {
 public struct Manifest: Codable, Sendable, Equatable {
     public static let formatVersion = 1
 
-    public let architecture: BaseArchitecture
+    public let architecture: Architecture
     public let adapters: [String: BundledAdapter]
-    public let files: [String: FileRecord]
+    public let files: [String: BundledFile]
 
     /// Reads `manifest.json`. Throws `missingFile`, `unsupportedFormat` or `damagedFile`.
     init(contentsOf url: URL) throws {
@@ -124,7 +107,7 @@ public struct Manifest: Codable, Sendable, Equatable {
             throw SpeculativeError.missingFile(path: url.path)
         }
         let decoder = JSONDecoder()
-        decoder.keyDecodingStrategy = .convertFromSnakeCase
+        decoder.keyDecodingStrategy = .custom { path in ManifestKey(path[path.count - 1].stringValue) }
         do {
             // The version comes first: another format may lack anything else.
             let found = try decoder.decode(Version.self, from: data).formatVersion
@@ -141,6 +124,23 @@ public struct Manifest: Codable, Sendable, Equatable {
     private struct Version: Decodable {
         let formatVersion: Int
     }
+}
+
+/// A key of the manifest as Swift writes it: `num_nodes` is `numNodes`. Keys that bundles of earlier versions
+/// were written with are read under today's names (`ss_device/old_names.py`).
+private struct ManifestKey: CodingKey {
+    private static let oldNames = ["markov_rank": "bigram_rank", "parent_bias_file": "bigram_bias_file"]
+
+    let stringValue: String
+    var intValue: Int? { nil }
+
+    init(_ key: String) {
+        let words = (Self.oldNames[key] ?? key).split(separator: "_")
+        stringValue = words.prefix(1).joined() + words.dropFirst().map(\.capitalized).joined()
+    }
+
+    init?(stringValue: String) { self.stringValue = stringValue }
+    init?(intValue: Int) { nil }
 }
 
 /// The place and the reason of a JSON error, on one line.

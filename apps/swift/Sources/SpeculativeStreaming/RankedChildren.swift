@@ -34,17 +34,17 @@ struct ChildRanker {
                 best.append((score, Int32(id)))
             }
             if best.count > 4 * count + Self.blockSize {
-                Self.keepBest(&best, count)
+                Self.sortAndCut(&best, count)
                 // Later ids lose ties, so only a larger score can still enter.
                 floor = max(floor, best[count - 1].score.nextUp)
             }
         }
-        Self.keepBest(&best, count)
+        Self.sortAndCut(&best, count)
         return RankedChildren(ids: best.map(\.id), logProbabilities: best.map(\.score))
     }
 
     /// Sorts best first (ties to the lower id) and cuts after `count`.
-    private static func keepBest(_ best: inout [(score: Float, id: Int32)], _ count: Int) {
+    private static func sortAndCut(_ best: inout [(score: Float, id: Int32)], _ count: Int) {
         best.sort { $0.score != $1.score ? $0.score > $1.score : $0.id < $1.id }
         best.removeLast(max(0, best.count - count))
     }

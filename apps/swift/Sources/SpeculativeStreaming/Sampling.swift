@@ -1,5 +1,13 @@
 import Foundation
 
+/// How the next token is chosen from what the model says.
+public enum Sampler: Sendable, Equatable {
+    /// The largest main logit, as the graph computes it.
+    case greedy
+    /// Drawn on the host with noise keyed by seed and position; needs a back end that returns logits.
+    case sampling(Sampling)
+}
+
 /// How a token is drawn from logits: the target distribution of one node, and noise keyed by seed and
 /// position (docs/method.md, Choosing tokens).
 ///

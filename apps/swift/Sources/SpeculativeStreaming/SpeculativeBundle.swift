@@ -45,7 +45,7 @@ public struct SpeculativeBundle: Sendable {
     /// The adapter's bigram term, nil without one. Throws for a missing or damaged tensor file.
     public func bigramBias(of adapter: BundledAdapter) throws -> BigramBias? {
         guard adapter.config.bigramRank > 0 else { return nil }
-        let file = url.appendingPathComponent(adapter.sharedBigramBiasFile ?? adapter.tensorFile)
+        let file = url.appendingPathComponent(adapter.bigramBiasFile ?? adapter.tensorFile)
         let tensors = try TensorFile(contentsOf: file)
         // Bundles of earlier versions call the factors `markov`.
         let prefix = tensors.names.contains("markov.u") ? "markov" : "bigram"
@@ -60,7 +60,7 @@ public struct SpeculativeBundle: Sendable {
 
     /// SHA-256 of what stands for the weights of base and adapter: their files' SHA-256, one per line.
     public func weightsDigest(_ adapter: BundledAdapter) -> String {
-        let names = ["mlx/base.safetensors", adapter.tensorFile, adapter.sharedBigramBiasFile].compactMap { $0 }
+        let names = ["mlx/base.safetensors", adapter.tensorFile, adapter.bigramBiasFile].compactMap { $0 }
         let lines = names.map { manifest.files[$0]?.sha256 ?? "" }
         return sha256(of: Data(lines.joined(separator: "\n").utf8))
     }
@@ -85,10 +85,10 @@ public struct SpeculativeBundle: Sendable {
 
     /// The drafter of an adapter: best-first trees of the size it was converted for, or smaller.
     public func drafter(
-        for adapter: BundledAdapter, numNodes: Int? = nil, shape: Drafter.Shape = .bestFirst, topK: Int = 3
+        for adapter: BundledAdapter, numNodes: Int? = nil, shape: Drafter.Shape = .bestFirst, treeTopK: Int = 3
     ) throws -> Drafter {
         try Drafter(
-            numNodes: numNodes ?? adapter.numNodes, shape: shape, topK: topK,
+            numNodes: numNodes ?? adapter.numNodes, shape: shape, treeTopK: treeTopK,
             bigramBias: try bigramBias(of: adapter))
     }
 
@@ -113,7 +113,7 @@ public struct SpeculativeBundle: Sendable {
         return nil
     }
 
-    private func check(_ name: String, _ record: FileRecord, _ checksum: Bool) throws {
+    private func check(_ name: String, _ record: BundledFile, _ checksum: Bool) throws {
         let file = url.appendingPathComponent(name)
         guard let size = try? FileManager.default.attributesOfItem(atPath: file.path)[.size] as? Int else {
             throw SpeculativeError.missingFile(path: file.path)

@@ -7,7 +7,7 @@ import Foundation
 public actor SpeculativeGenerator {
     private var model: any StepModel
     private var adapter: BundledAdapter
-    let architecture: BaseArchitecture
+    let architecture: Architecture
     private var drafter: Drafter
     let tokenizer: any TextTokenizer
     private var current: Generation?
@@ -130,7 +130,7 @@ public actor SpeculativeGenerator {
         let drafter = try drafter.limited(to: options.numNodes)
         let request = DecodingRequest(
             prompt: prompt, maxTokens: options.maxTokens ?? adapter.maxTokens,
-            stopIDs: Set(architecture.eosIds), choice: options.choice)
+            stopIDs: Set(architecture.eosIds), sampler: options.sampler)
         statistics = GenerationStatistics()
         return Generation(
             ticket: ticket, loop: try DecodingLoop(model: model, drafter: drafter, request: request),

@@ -46,7 +46,7 @@
 
         private init(
             _ prefill: FunctionChain, _ step: FunctionChain, _ functions: CoreMLFunctions,
-            _ config: StreamSettings, _ options: CoreMLOptions
+            _ config: SpeculativeConfig, _ options: CoreMLOptions
         ) throws {
             limits = StepLimits(
                 numNodes: functions.numNodes, numKept: functions.numKept, numStreams: config.numStreams,
@@ -97,14 +97,14 @@
             pending = PendingCommit(slot: length)
             let kept = try output("kept", outputs).readIntegers().prefix { $0 < tree.count }
             lastKept = Array(kept)
-            let accepted = try output("accepted", outputs).readIntegers()[0]
+            let acceptedNode = try output("accepted", outputs).readIntegers()[0]
             let streams = try output("stream_logits", outputs)
             lastStreams = streams.shape.count == 3 ? streams : nil
             return Verified(
                 kept: Array(kept),
                 chosen: Array(try output("chosen", outputs).readIntegers().prefix(kept.count)),
-                acceptedNode: accepted,
-                streamLogits: try streamLogits(ofNode: accepted) ?? streams.readLogits(),
+                acceptedNode: acceptedNode,
+                streamLogits: try streamLogits(ofNode: acceptedNode) ?? streams.readLogits(),
                 logits: wantsLogits ? try output("logits", outputs).readLogits(rows: kept.count) : nil)
         }
 

@@ -15,10 +15,11 @@ struct Arguments {
     var nodes: Int?
     var shape = Drafter.Shape.bestFirst
     var treeTopK = 3
-    var temperature: Double?
-    var sampleTopK = 0
-    var topP = 1.0
-    var minP = 0.0
+    /// 0: greedy.
+    var temp = 0.0
+    var topK: Int?
+    var topP: Double?
+    var minP: Double?
     var seed: UInt64 = 0
     var computeUnits = "all"
     var cache: URL?
@@ -47,8 +48,8 @@ struct Arguments {
           --nodes N              tree nodes per call (default: the bundle's)
           --plain                no drafts: one token per call
           --shape SHAPE          best-first, chain or k-ary; --tree-top-k K children per node of a k-ary tree
-          --temp T               sample; with --top-k K, --top-p P, --min-p P, --seed S
-          --compute-units UNITS  all, cpu, cpu-gpu or cpu-ane
+          --temp T               above 0: sample; with --top-k K, --top-p P, --min-p P, --seed N
+          --compute-units UNITS  all, ane, gpu or cpu
           --cache FOLDER         where compiled packages are kept
           --max-steps N          of each trace with --validate
           --traces FOLDER        what ss-validate --record wrote, with --validate
@@ -118,29 +119,39 @@ struct Arguments {
 
     private mutating func readSampling(_ word: String, _ value: String) throws {
         switch word {
-        case "--top-k": sampleTopK = try positive(word, value)
+        case "--top-k":
+            guard let number = Int(value) else { throw bad("--top-k: '\(value)' is not a whole number") }
+            topK = number
         case "--seed":
             guard let number = UInt64(value) else { throw bad("--seed: '\(value)' is not a number from 0 to 2^64 - 1") }
             seed = number
         default:
-            guard let number = Double(value) else { throw bad("\(word): '\(value)' is not a number") }
-            if word == "--temp" { temperature = number }
+            guard let number = Double(value), number.isFinite else {
+                throw bad("\(word): '\(value)' is not a finite number")
+            }
+            if word == "--temp" { temp = number }
             if word == "--top-p" { topP = number }
             if word == "--min-p" { minP = number }
         }
     }
 
-    private static let options: Set = [
+    static let options: Set = [
         "--adapter", "--prompt", "--field", "--tokens", "--tokens-file", "--max-tokens", "--nodes", "--shape",
         "--tree-top-k", "--temp", "--top-k", "--top-p", "--min-p", "--seed", "--compute-units", "--cache",
         "--max-steps", "--traces", "--vocabulary",
     ]
 
-    /// The token choice asked for. Throws `invalidSetting` for a value out of range.
-    func choice() throws -> TokenChoice {
-        guard let temperature else { return .greedy }
-        return .sampled(
-            try Sampling(temperature: temperature, topK: sampleTopK, topP: topP, minP: minP, seed: seed))
+    /// The sampler asked for. Throws `invalidSetting` for a value out of range, or one that greedy decoding ignores.
+    func sampler() throws -> Sampler {
+        guard temp != 0 else {
+            guard topK == nil, topP == nil, minP == nil else {
+                throw bad("--top-k, --top-p and --min-p need --temp above 0; k of a k-ary tree is --tree-top-k")
+            }
+            return .greedy
+        }
+        guard temp > 0 else { throw bad("--temp: \(temp) must not be negative (0 is greedy)") }
+        return .sampling(
+            try Sampling(temperature: temp, topK: topK ?? 0, topP: topP ?? 1, minP: minP ?? 0, seed: seed))
     }
 
     private mutating func choose(_ other: Mode) throws {
@@ -156,9 +167,7 @@ struct Arguments {
         if mode != .validate, prompts != 1 {
             throw bad("exactly one kind of prompt is needed: --prompt, --field, --tokens or --tokens-file")
         }
-        if temperature == nil, sampleTopK != 0 || topP != 1 || minP != 0 || seed != 0 {
-            throw bad("--top-k, --top-p, --min-p and --seed need --temp")
-        }
+        _ = try sampler()
     }
 
     private mutating func readField(_ text: String) throws {

@@ -29,7 +29,7 @@ extension Session {
         let largest = arguments.nodes ?? adapter.numNodes
         for nodes in [1, 4, 8, 12, 16, 24, 32, 48, 64].filter({ $0 < largest }) + [largest] {
             let request = GenerationOptions(
-                maxTokens: arguments.maxTokens ?? 64, numNodes: nodes, choice: try arguments.choice())
+                maxTokens: arguments.maxTokens ?? 64, numNodes: nodes, sampler: try arguments.sampler())
             _ = try await generator.generate(tokens: prompt, options: request)
             let counts = try await generator.generate(tokens: prompt, options: request).statistics
             guard let perCall = counts.tokensPerCall, let perSecond = counts.tokensPerSecond else { continue }

@@ -13,7 +13,7 @@ struct HostBenchmark {
 
     struct Report: Encodable {
         let logits: String
-        let bigramBiasRank: Int
+        let bigramRank: Int
         let nodes: Int
         let vocabulary: Int
         let streams = 4
@@ -71,12 +71,12 @@ struct HostBenchmark {
             return Timing(minimum: sorted[0], median: sorted[sorted.count / 2])
         }
         return Report(
-            logits: name, bigramBiasRank: rank, nodes: nodes, vocabulary: arguments.vocabulary,
+            logits: name, bigramRank: rank, nodes: nodes, vocabulary: arguments.vocabulary,
             repetitions: repetitions, milliseconds: timings)
     }
 
     private func show(_ report: Report) {
-        let bias = report.bigramBiasRank == 0 ? "no bigram bias" : "bigram bias of rank \(report.bigramBiasRank)"
+        let bias = report.bigramRank == 0 ? "no bigram bias" : "bigram bias of rank \(report.bigramRank)"
         print("\(report.nodes) nodes, vocabulary \(report.vocabulary), \(report.logits) logits, \(bias):")
         for (part, time) in report.milliseconds.sorted(by: { $0.key < $1.key }) {
             print("  " + part.padding(toLength: 16, withPad: " ", startingAt: 0)

@@ -33,10 +33,10 @@ struct Session {
 
     private static func computeUnits(_ name: String) throws -> MLComputeUnits {
         let known: [String: MLComputeUnits] = [
-            "all": .all, "cpu": .cpuOnly, "cpu-gpu": .cpuAndGPU, "cpu-ane": .cpuAndNeuralEngine,
+            "all": .all, "ane": .cpuAndNeuralEngine, "gpu": .cpuAndGPU, "cpu": .cpuOnly,
         ]
         guard let units = known[name] else {
-            throw SpeculativeError.invalidSetting("compute units '\(name)' are not all, cpu, cpu-gpu or cpu-ane")
+            throw SpeculativeError.invalidSetting("compute units '\(name)' are not all, ane, gpu or cpu")
         }
         return units
     }
@@ -51,7 +51,7 @@ struct Session {
 
     func drafter() throws -> Drafter {
         try bundle.drafter(
-            for: adapter, numNodes: arguments.nodes, shape: arguments.shape, topK: arguments.treeTopK)
+            for: adapter, numNodes: arguments.nodes, shape: arguments.shape, treeTopK: arguments.treeTopK)
     }
 
     func generator() async throws -> SpeculativeGenerator {
@@ -76,7 +76,7 @@ struct Session {
         let prompts = try prompts()
         try check(prompts)
         let generator = try await generator()
-        let request = GenerationOptions(maxTokens: arguments.maxTokens, choice: try arguments.choice())
+        let request = GenerationOptions(maxTokens: arguments.maxTokens, sampler: try arguments.sampler())
         for prompt in prompts {
             let answer = try await answer(prompt, generator, request)
             if arguments.json {

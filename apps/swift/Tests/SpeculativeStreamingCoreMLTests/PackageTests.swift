@@ -84,9 +84,9 @@ private struct SampledAnswers: Decodable {
         let tiny = try TinyBundle()
         let generator = try await SpeculativeGenerator(
             coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
-        let choice = TokenChoice.sampled(try Sampling())
+        let sampler = Sampler.sampling(try Sampling())
         await #expect(throws: SpeculativeError.noLogits) {
-            try await generator.generate(tokens: [1, 9], options: GenerationOptions(choice: choice))
+            try await generator.generate(tokens: [1, 9], options: GenerationOptions(sampler: sampler))
         }
         await #expect(throws: SpeculativeError.promptTooLong(tokens: 97, context: 96)) {
             try await generator.generate(tokens: Array(repeating: 5, count: 97))
@@ -98,8 +98,8 @@ private struct SampledAnswers: Decodable {
         let generator = try await SpeculativeGenerator(
             coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
         for run in answers.runs {
-            let choice = TokenChoice.sampled(try Sampling(temperature: 0.8, topK: 30, seed: run.seed))
-            let options = GenerationOptions(maxTokens: 16, choice: choice)
+            let sampler = Sampler.sampling(try Sampling(temperature: 0.8, topK: 30, seed: run.seed))
+            let options = GenerationOptions(maxTokens: 16, sampler: sampler)
             let found = try await generator.generate(tokens: answers.prompt, options: options)
             #expect(found.tokens == run.tokens)
             #expect(found.statistics.calls == run.calls)

@@ -2,13 +2,13 @@ import Testing
 
 @testable import SpeculativeStreaming
 
-/// The choice rule of a recorded generation; temperature 0 stands for greedy.
-func recordedChoice(_ recorded: Recorded, _ row: Int) throws -> TokenChoice {
+/// The sampler of a recorded generation; temperature 0 stands for greedy.
+func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
     let settings = recorded.doubles("settings", row)
     guard settings[0] > 0 else { return .greedy }
-    return .sampled(
+    return .sampling(
         try Sampling(
-            temperature: settings[0], topK: recorded.int("sample_top_k", row), topP: settings[1], minP: settings[2],
+            temperature: settings[0], topK: recorded.int("top_k", row), topP: settings[1], minP: settings[2],
             seed: UInt64(recorded.int("seed", row))))
 }
 
@@ -25,7 +25,7 @@ func recordedChoice(_ recorded: Recorded, _ row: Int) throws -> TokenChoice {
             bigramBias: hashBias(key: key, vocabulary: vocabulary, rank: recorded.int("rank", row)))
         let request = DecodingRequest(
             prompt: recorded.ints("prompt", row), maxTokens: recorded.int("max_tokens", row),
-            stopIDs: Set(recorded.ints("stop_ids", row)), choice: try recordedChoice(recorded, row))
+            stopIDs: Set(recorded.ints("stop_ids", row)), sampler: try recordedSampler(recorded, row))
         return try DecodingLoop(model: model, drafter: drafter, request: request)
     }
 
@@ -114,7 +114,7 @@ func recordedChoice(_ recorded: Recorded, _ row: Int) throws -> TokenChoice {
             }
             return Verified(
                 kept: Array(0..<tree.count), chosen: recorded.ints("chosen", call),
-                acceptedNode: recorded.int("accepted", call), streamLogits: streams(recorded.floats("stream_logits", call)),
+                acceptedNode: recorded.int("accepted_node", call), streamLogits: streams(recorded.floats("stream_logits", call)),
                 logits: LogitRows(rows: tree.count, vocabulary: vocabulary, values: values))
         }
 
@@ -134,7 +134,7 @@ func recordedChoice(_ recorded: Recorded, _ row: Int) throws -> TokenChoice {
         for row in 0..<recorded.rows("prompt") {
             let model = Playback(recorded, row: row, call: call)
             let request = DecodingRequest(
-                prompt: recorded.ints("prompt", row), maxTokens: 24, choice: try recordedChoice(recorded, row))
+                prompt: recorded.ints("prompt", row), maxTokens: 24, sampler: try recordedSampler(recorded, row))
             var loop = try DecodingLoop(model: model, drafter: Drafter(numNodes: 12), request: request)
             var generated: [Int] = []
             while let step = try loop.next() { generated += step.tokens }

@@ -134,8 +134,8 @@ private func makeGenerator(
     }
 
     @Test func samplingNeedsLogits() async throws {
-        let choice = TokenChoice.sampled(try Sampling(seed: 3))
-        let result = try await makeGenerator().generate("hello", options: GenerationOptions(choice: choice))
+        let sampler = Sampler.sampling(try Sampling(seed: 3))
+        let result = try await makeGenerator().generate("hello", options: GenerationOptions(sampler: sampler))
         #expect(result.tokens.count == 40)
     }
 

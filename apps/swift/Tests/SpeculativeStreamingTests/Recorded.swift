@@ -105,10 +105,10 @@ final class HashModel: StepModel {
         let logits = (0..<tree.count).map { main(state($0)) }
         let chosen = logits.map { $0.argmax(0) }
         let kept = Array(0..<tree.count)
-        let accepted = walk(tree, kept: kept) { chosen[$0] }.nodes.last ?? 0
+        let acceptedNode = walk(tree, kept: kept) { chosen[$0] }.nodes.last ?? 0
         let all = LogitRows(rows: tree.count, vocabulary: vocabulary, values: logits.flatMap(\.values))
         return Verified(
-            kept: kept, chosen: chosen, acceptedNode: accepted, streamLogits: streams(state(accepted)),
+            kept: kept, chosen: chosen, acceptedNode: acceptedNode, streamLogits: streams(state(acceptedNode)),
             logits: wantsLogits ? all : nil)
     }
 

@@ -14,7 +14,7 @@ import Testing
             key: key, rows: recorded.int("streams", row), vocabulary: vocabulary, ties: recorded.int("kind", row) == 1)
         let drafter = try Drafter(
             numNodes: recorded.int("nodes", row), shape: recordedShapes[recorded.int("shape", row)],
-            topK: recorded.int("top_k", row),
+            treeTopK: recorded.int("tree_top_k", row),
             bigramBias: hashBias(key: key, vocabulary: vocabulary, rank: recorded.int("rank", row)))
         let stops = stop == 0 ? [] : Set(stride(from: 0, to: vocabulary, by: stop))
         return drafter.grow(

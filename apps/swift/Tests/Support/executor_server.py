@@ -29,7 +29,7 @@ class Server:
         """The prepared function; both dtypes and weights are shared inside the package."""
         if function not in self.programs:
             self.programs[function] = self.package.program(
-                function, os.environ.get("SS_ARITHMETIC", "float16")
+                function, os.environ.get("SS_DTYPE", "float16")
             )
         return self.programs[function]
 
