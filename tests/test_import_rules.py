@@ -142,3 +142,50 @@ def test_mlx_generation_works_without_torch_and_coremltools():
     hidden = HIDE.format(names=sorted(TORCH | {"coremltools"}))
     loaded = loaded_after(hidden + "import ss_runtime.mlx.loading, ss_runtime.commands.generate")
     assert "mlx" in loaded
+
+
+def project_imports() -> dict[str, set[str]]:
+    """Module → the project's modules that it imports anywhere, in functions and for type checkers too."""
+    paths = {module_name(path): path for folder in PACKAGES.values() for path in folder.rglob("*.py")}
+    found: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets: list[str] = []
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                    base = ".".join([*above, *filter(None, [node.module])])
+                targets = [f"{base}.{alias.name}" for alias in node.names] + [base]
+            found[name] |= {target for target in targets if target in paths and target != name}
+    # A package's own file hands names on; who imports a module of it does not depend on the rest.
+    return {n: {t for t in targets if not is_package(paths[t])} for n, targets in found.items()}
+
+
+def module_name(path: Path) -> str:
+    root = next(folder for folder in PACKAGES.values() if path.is_relative_to(folder))
+    parts = path.relative_to(root.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_package(path: Path) -> bool:
+    return path.name == "__init__.py"
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a loop; [] where there is none."""
+    left = dict(graph)
+    while free := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+def test_no_modules_import_each_other():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c", "d"]
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    graph = project_imports()
+    assert len(graph) > 200 and circle(graph) == []
