@@ -7,7 +7,7 @@
     for response in stream_generate(model, tokenizer, prompt, max_tokens=100):
         print(response.text, end="", flush=True)
 
-Names, arguments and responses are mlx-lm's; whoever knows that library changes the import.
+Names, arguments and responses are mlx-lm's: a script for that library runs with its import changed.
 """
 
 from importlib import import_module
