@@ -25,7 +25,7 @@ from ss_convert.planning import (
     output_folder,
     plan_conversion,
 )
-from ss_device.bundle import Bundle, inputs_of, is_bundle
+from ss_device.bundle import GOLDEN, Bundle, inputs_of, is_bundle
 from ss_device.command_line import (
     CommandParser,
     add_device,
@@ -300,8 +300,8 @@ def parts_of(bundle: Bundle) -> dict[str, int]:
         packages = [i for i, part in enumerate(folders) if part.endswith(".mlpackage")]
         if packages:
             name = "/".join(folders[: packages[0] + 1])
-        elif folders[0] == "golden":
-            name = "golden"
+        elif folders[0] == GOLDEN:
+            name = GOLDEN
         elif len(folders) == 1:
             name = "tokenizer"
         parts[name] = parts.get(name, 0) + entry.bytes

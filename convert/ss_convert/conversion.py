@@ -24,6 +24,7 @@ from ss_device.base_model import TOKENIZER_FILES
 from ss_device.bundle import (
     MANIFEST,
     MLX_BASE,
+    PACKAGES,
     Bundle,
     BundledAdapter,
     Made,
@@ -31,6 +32,7 @@ from ss_device.bundle import (
     MLXFunctions,
     coreml_functions,
     open_bundle,
+    tensor_file,
     write_manifest,
 )
 from ss_device.config import parameter_count
@@ -162,11 +164,6 @@ def _entry(
     )
 
 
-def tensor_file(app: str) -> str:
-    """Where a bundle holds an adapter's tensors."""
-    return f"mlx/adapters/{app}.safetensors"
-
-
 def _make_readable(folder: Path) -> None:
     """The permissions of an ordinary new file; some libraries make theirs readable to the owner only."""
     umask = os.umask(0)
@@ -177,7 +174,6 @@ def _make_readable(folder: Path) -> None:
 
 def _write_mlx(plan: Plan, folder: Path, weights: WeightSource) -> dict:
     """Tokenizer, base weights (target mlx) and, always, the adapters: hosts need the bigram bias."""
-    (folder / "mlx" / "adapters").mkdir(parents=True)
     if plan.into is not None:
         _copy_files(plan.into, folder, {planned.app for planned in plan.adapters})
     else:
@@ -205,7 +201,7 @@ def _copy_files(bundle: Bundle, folder: Path, replaced: set[str]) -> None:
         e.bigram_bias_file for e in entries if e.app not in replaced
     }
     for name in bundle.manifest.files:
-        if name != MANIFEST and not name.startswith("coreml/") and name not in left:
+        if name != MANIFEST and not name.startswith(f"{PACKAGES}/") and name not in left:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle.path / name, folder / name)
 

@@ -22,7 +22,7 @@ from ss_convert.package_settings import (
 )
 from ss_device.adapter import Adapter, find_adapter, find_base, load_adapter
 from ss_device.base_model import BaseFolder, models_folder, open_base
-from ss_device.bundle import Bundle, open_bundle
+from ss_device.bundle import Bundle, open_bundle, package_path
 from ss_device.command_line import program_version
 from ss_device.errors import UserError
 from ss_device.files import sha256
@@ -108,7 +108,7 @@ class Plan:
     def packages(self) -> tuple[str, ...]:
         """Paths of the Core ML packages inside the bundle: one per part, each for all adapters."""
         names = part_names(self.base.identity.name.rpartition("/")[2], len(self.package.cuts) + 1)
-        return tuple(f"coreml/{name}" for name in names)
+        return tuple(package_path(name) for name in names)
 
 
 def plan_conversion(request: Request) -> Plan:
