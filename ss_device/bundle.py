@@ -171,7 +171,7 @@ class Made:
     """How a bundle came about.
 
     inputs: digest of all that determines it; versions by library; package: the packages' settings
-    (`ss_convert.package_settings`); exact_weights: 16 bits hold all weights; package_bytes by package.
+    (`ss_convert.settings`); exact_weights: 16 bits hold all weights; package_bytes by package.
     """
 
     inputs: str = ""

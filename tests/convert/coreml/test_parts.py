@@ -123,7 +123,7 @@ def test_cuts_make_files_even_and_keep_them_small(base, monkeypatch):
     options = CoreMLOptions(6, 4, CONTEXT, CHUNK)
 
     def chosen(count):
-        return parts.choose_cuts(base.architecture, [(adapter, options)], options, count)
+        return parts.choose_cuts(base.architecture, [adapter], options, count)
 
     assert chosen("auto") == () and chosen(1) == ()
     # Embedding (first), head (last, and where the first MSA layer prunes) outweigh this base's layers.
