@@ -25,7 +25,7 @@ from ss_device.errors import UserError
 
 Settings = TypeVar("Settings")
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
-KINDS = {int: "a whole number", str: "text", bool: "True or False", Path: "a path"}
+KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
 
 
 def setting(
@@ -43,11 +43,11 @@ def setting(
 ) -> Any:
     """A field of a settings class.
 
-    flag: the option's name (None: the field's own, `num_kept` → `--num-kept`); parse: text → value (None:
-    the field's type); group: heading in the help that the option stands under; aliases: further names of
-    the option; exclusive: at most one of the options with this mark may be given; words: what else
-    `add_argument` takes, as `required=True`. An option that is not given leaves the default. A field
-    `tuple[X, ...]` without `parse` is an option that may be repeated.
+    A tuple is an option that may be repeated. flag: the option's name (None: the field's own, `num_kept` →
+    `--num-kept`); parse: text → value, of a tuple the whole (None: the field's type); group: heading in
+    the help that the option stands under; aliases: further names of the option; exclusive: at most one of
+    the options with this mark may be given; words: what else `add_argument` takes, as `required=True`. An
+    option that is not given leaves the default.
     """
     metadata = {
         "help": help,
@@ -90,7 +90,6 @@ def settings_of(arguments: argparse.Namespace, settings: type[Settings], **other
     """The settings that the parsed options say; others: fields that are not options of this command."""
     names = [field.name for field in dataclasses.fields(settings) if field.init]
     said = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    # argparse collects what is repeated in a list.
     said = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
     return settings(**{**said, **others})
 
@@ -138,7 +137,9 @@ def check_values(settings: object) -> None:
 
 def _fits(value: object, kinds: tuple[type, ...]) -> bool:
     """Whether a value is of one of the types. In Python True is a whole number; in settings it is not."""
-    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, (*kinds, int) if float in kinds else kinds)
 
 
 def flag_of(settings: type, name: str) -> str:
@@ -152,9 +153,10 @@ def _add_option(place: argparse._ActionsContainer, field: dataclasses.Field, hin
     words: dict[str, Any] = {"dest": field.name, "default": field.default, "help": about["help"]}
     flags = (about["flag"] or "--" + field.name.replace("_", "-"), *about["aliases"])
     if typing.get_origin(kind) is tuple and about["parse"] is None:
-        kind = typing.get_args(kind)[0]
-        words |= {"action": "append", "default": argparse.SUPPRESS}
-    if kind is bool:
+        # May be repeated. Without a default of argparse's own, to which it would append.
+        words |= {"action": "append", "default": argparse.SUPPRESS, "metavar": about["metavar"]}
+        words |= {"type": typing.get_args(kind)[0], "choices": about["choices"]}
+    elif kind is bool:
         # A flag that is off can be said; one that is on, or undecided, must also be denied.
         words["action"] = "store_true" if field.default is False else argparse.BooleanOptionalAction
     else:

@@ -24,10 +24,9 @@ class Inputs:
 
 def read_inputs(settings: ConversionSettings) -> Inputs:
     """Find and open what the settings name. UserError where adapters, base and bundle do not fit."""
-    models = _models(settings)
-    folders = tuple(find_adapter(name, models) for name in settings.adapters)
+    folders = _adapter_folders(settings)
     adapters = tuple(load_adapter(folder) for folder in folders)
-    base = open_base(settings.base or find_base(adapters[0], models))
+    base = open_base(settings.base or find_base(adapters[0], _models(settings)))
     for adapter in adapters:
         adapter.check_base(base)
     into = None if settings.into is None else _open_into(settings.into, base, settings.preset)
@@ -38,7 +37,14 @@ def output_folder(settings: ConversionSettings) -> Path:
     """The folder that is written, told before anything else is read; whether it may be, others must say."""
     if folder := settings.into or settings.output:
         return folder
-    return Path("build") / load_adapter(find_adapter(settings.adapters[0], _models(settings))).app
+    return Path("build") / load_adapter(_adapter_folders(settings)[0]).app
+
+
+def _adapter_folders(settings: ConversionSettings) -> tuple[Path, ...]:
+    if not settings.adapters:
+        raise UserError("name at least one adapter")
+    models = _models(settings)
+    return tuple(find_adapter(name, models) for name in settings.adapters)
 
 
 def _models(settings: ConversionSettings) -> Path:

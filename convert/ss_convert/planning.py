@@ -113,8 +113,6 @@ def plan_conversion(settings: ConversionSettings) -> Plan:
 def check_settings(settings: ConversionSettings) -> None:
     """UserError for what is wrong whatever the inputs are."""
     check_values(settings)
-    if not settings.adapters:
-        raise UserError("name at least one adapter")
     parts = settings.parts
     if parts is not None and parts != "auto" and (not isinstance(parts, int) or parts < 1):
         raise UserError(f"parts {parts!r:.60} is neither a number from 1 up nor 'auto'")
