@@ -22,7 +22,7 @@ CHOICES = {
 }
 # What a package says of its graph beside sizes and weights.
 GRAPH_CHOICES = ("preset", "layout", "attention", "head_split", "commit", "pad_state")
-# Forms for an engine (docs/platform.md, Neural Engine); the defaults of CoreMLOptions suit both engines.
+# Choices that suit an engine (docs/platform.md, Neural Engine); the defaults of CoreMLOptions suit both.
 PRESETS = {
     "ane": {
         "layout": "conv",
