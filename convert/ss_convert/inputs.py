@@ -37,7 +37,12 @@ def output_folder(settings: ConversionSettings) -> Path:
     """The folder that is written, told before anything else is read; whether it may be, others must say."""
     if folder := settings.into or settings.output:
         return folder
-    return Path("build") / load_adapter(_adapter_folders(settings)[0]).app
+    return default_output(load_adapter(_adapter_folders(settings)[0]))
+
+
+def default_output(first: Adapter) -> Path:
+    """Where the bundle of these adapters goes if nobody says it."""
+    return Path("build") / first.app
 
 
 def _adapter_folders(settings: ConversionSettings) -> tuple[Path, ...]:

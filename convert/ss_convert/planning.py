@@ -9,7 +9,7 @@ from ss_convert import golden, tokens_beyond
 from ss_convert.coreml.interface import function_names
 from ss_convert.coreml.options import CoreMLOptions, check_adapter
 from ss_convert.coreml.parts import choose_cuts, part_names
-from ss_convert.inputs import Inputs, output_folder, read_inputs
+from ss_convert.inputs import Inputs, default_output, read_inputs
 from ss_convert.lora_inputs import check_shared_functions, with_lora_rank
 from ss_convert.package_settings import resolve_settings, settings_of_bundle
 from ss_convert.provenance import folder_digests, inputs_digest
@@ -98,7 +98,7 @@ def plan_conversion(settings: ConversionSettings) -> Plan:
     plan = Plan(
         adapters=planned,
         base=inputs.base,
-        output=output_folder(settings),
+        output=settings.into or settings.output or default_output(inputs.adapters[0]),
         into=inputs.into,
         targets=targets,
         package=package,
