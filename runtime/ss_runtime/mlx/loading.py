@@ -79,11 +79,16 @@ def load_folders(
     """
     architecture = read_architecture(read_json(base / "config.json"))
     adapter.check_shapes(architecture)
+    factors = {
+        f"lora.{name}.{factor}": array
+        for name, pair in adapter.lora.items()
+        for factor, array in zip("ab", pair, strict=True)
+    }
     return MLXStepModel(
         architecture,
         adapter.config,
         checkpoint_arrays(base, architecture),
-        adapter.tensors | adapter.lora_tensors(),
+        adapter.tensors | factors,
         num_nodes=num_nodes,
         context=architecture.default_context if context is None else context,
         dtype=dtype,

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ss_device.architecture import Architecture
-from ss_device.config import PRUNE_OVER, SpeculativeConfig
+from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.step_model import Choose, Proposal, StepLimits, Verified
@@ -29,6 +29,7 @@ from ss_runtime.mlx.tree_graph import (
 )
 
 DTYPES = ("float16", "float32", "bfloat16")
+PRUNE_OVER = ("draft", "vocabulary")
 STREAM_ROWS = ("kept", "accepted", "none")
 BUCKET = 256
 PREFILL_CHUNK = 256
