@@ -1,4 +1,4 @@
-"""What compression costs: metric and tokens per call of applications for every form of the weights.
+"""What compression costs: metric and tokens per call of applications for every weight format.
 
     python -m scripts.compressed_quality build/quality --data DATA --adapter sqlctx --adapter e2e_nlg
 
@@ -41,17 +41,17 @@ def main() -> int:
     parser.add_argument("--longest-prompt", type=int, default=500, help="longer prompts are left out")
     add_device(parser)
     arguments = parser.parse_args()
-    forms = arguments.weights or list(WEIGHT_FORMATS)
-    for form in forms:
-        convert(form, arguments)
+    weight_formats = arguments.weights or list(WEIGHT_FORMATS)
+    for weight_format in weight_formats:
+        convert(weight_format, arguments)
         for app in arguments.adapter:
-            measure(form, app, arguments)
-    print_tables(forms, arguments)
+            measure(weight_format, app, arguments)
+    print_tables(weight_formats, arguments)
     return 0
 
 
-def result_file(folder: Path, form: str, what: str) -> Path:
-    return folder / form / f"{what}.json"
+def result_file(folder: Path, weight_format: str, what: str) -> Path:
+    return folder / weight_format / f"{what}.json"
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -61,13 +61,13 @@ def write_json(path: Path, content: dict) -> None:
     partial.replace(path)
 
 
-def convert(form: str, arguments: argparse.Namespace) -> None:
-    """The bundle of one form and what `ss-validate` says of it; exits where either fails."""
-    bundle = arguments.folder / form / "bundle"
+def convert(weight_format: str, arguments: argparse.Namespace) -> None:
+    """The bundle of one weight format and what `ss-validate` says of it; exits where either fails."""
+    bundle = arguments.folder / weight_format / "bundle"
     names = [part for name in arguments.adapter for part in ("--adapter", name)]
-    if status := ss_convert([*names, "--weights", form, "--output", str(bundle)]):
+    if status := ss_convert([*names, "--weights", weight_format, "--output", str(bundle)]):
         sys.exit(status)
-    done = result_file(arguments.folder, form, "validated")
+    done = result_file(arguments.folder, weight_format, "validated")
     if done.is_file():
         return
     printed = io.StringIO()
@@ -79,13 +79,13 @@ def convert(form: str, arguments: argparse.Namespace) -> None:
     write_json(done, json.loads(printed.getvalue()))
 
 
-def measure(form: str, app: str, arguments: argparse.Namespace) -> None:
+def measure(weight_format: str, app: str, arguments: argparse.Namespace) -> None:
     """Metric and tokens per call of one application with the weights that the package holds."""
-    done = result_file(arguments.folder, form, app)
+    done = result_file(arguments.folder, weight_format, app)
     if done.is_file() and json.loads(done.read_text())["limit"] == arguments.limit:
         return
-    print(f"{form} {app}", file=sys.stderr)
-    bundle, models = open_bundle(arguments.folder / form / "bundle"), models_folder()
+    print(f"{weight_format} {app}", file=sys.stderr)
+    bundle, models = open_bundle(arguments.folder / weight_format / "bundle"), models_folder()
     base = open_base(models / "base" / bundle.manifest.base.name)
     functions = bundle.adapter(app).coreml
     packages = [bundle.path / name for name in functions.packages]
@@ -93,7 +93,7 @@ def measure(form: str, app: str, arguments: argparse.Namespace) -> None:
         models / "adapters" / app,
         base.path,
         arguments.data / app / "test.jsonl.gz",
-        arguments.folder / form / f"own_{app}.jsonl",
+        arguments.folder / weight_format / f"own_{app}.jsonl",
         [TreeChoice.parse(tree) for tree in TREES],
         arguments.limit,
         longest_prompt=arguments.longest_prompt,
@@ -103,21 +103,26 @@ def measure(form: str, app: str, arguments: argparse.Namespace) -> None:
     write_json(done, {"limit": arguments.limit, **found})
 
 
-def print_tables(forms: list[str], arguments: argparse.Namespace) -> None:
-    """Markdown: metric and tokens per call by form, then the executor against the reference."""
+def print_tables(weight_formats: list[str], arguments: argparse.Namespace) -> None:
+    """Markdown: metric and tokens per call by weight format, then the executor against the reference."""
     apps = arguments.adapter
     print("| weights | " + " | ".join(f"{app}: metric | {app}: tokens per call" for app in apps) + " |")
     print("|---" * (1 + 2 * len(apps)) + "|")
-    for form in forms:
-        cells = [quality(json.loads(result_file(arguments.folder, form, app).read_text())) for app in apps]
-        print(f"| {form} | " + " | ".join(cells) + " |")
+    for weight_format in weight_formats:
+        cells = [
+            quality(json.loads(result_file(arguments.folder, weight_format, app).read_text()))
+            for app in apps
+        ]
+        print(f"| {weight_format} | " + " | ".join(cells) + " |")
     columns = ["weights", "application", "dtype", "prompts exact"]
     columns += ["nodes", "max. Δ logit", "near ties", "other"]
     print("\n| " + " | ".join(columns) + " |")
     print("|---" * len(columns) + "|")
-    for form in forms:
-        for row in json.loads(result_file(arguments.folder, form, "validated").read_text())["results"]:
-            print("| " + " | ".join([form, *agreement(row)]) + " |")
+    for weight_format in weight_formats:
+        for row in json.loads(result_file(arguments.folder, weight_format, "validated").read_text())[
+            "results"
+        ]:
+            print("| " + " | ".join([weight_format, *agreement(row)]) + " |")
 
 
 def agreement(row: dict) -> list[str]:

@@ -81,11 +81,13 @@ def _convert(adapter: str, output: Path) -> int:
     """Convert unless the bundle is up to date; the demo's own bundle may be replaced."""
     from ss_convert.command import main as convert
     from ss_convert.conversion import existing_bundle
-    from ss_convert.planning import Request, plan_conversion
+    from ss_convert.planning import plan_conversion
+    from ss_convert.settings import ConversionSettings
 
     words = ["--adapter", adapter, "--output", str(output)]
+    settings = ConversionSettings(adapters=(adapter,), output=output)
     stale = (output / MANIFEST).is_file()
-    if stale and existing_bundle(plan_conversion(Request((adapter,), output=output))):
+    if stale and existing_bundle(plan_conversion(settings)):
         stale = False
     return convert([*words, *(["--force"] if stale else [])])
 

@@ -1,4 +1,4 @@
-"""Packages of every preset, form of the weights and family on the executor, against the reference.
+"""Packages of every preset, weight format and family on the executor, against the reference.
 
     python -m scripts.package_agreement --output build/agreement.json
     python -m scripts.package_agreement --output build/agreement.json --demo

@@ -16,6 +16,7 @@ from ss_device.errors import UserError, printable
 from ss_device.families import canonical_parts
 from ss_device.files import read_tensors
 from ss_device.hub import is_hub_id
+from ss_device.lora_names import lora_tensors
 from ss_device.names import check_base_name, check_name
 from ss_device.old_names import TENSORS, adapter_entries, renamed
 from ss_device.outputs import folder_in_one_go, holds_only
@@ -61,12 +62,8 @@ class Adapter:
         )
 
     def lora_tensors(self) -> dict[str, np.ndarray]:
-        """The LoRA factors as `lora.<projection>.a` and `.b`, as a bundle stores them."""
-        return {
-            f"lora.{name}.{factor}": tensor
-            for name, pair in self.lora.items()
-            for factor, tensor in zip("ab", pair, strict=True)
-        }
+        """The LoRA factors by name (`lora_names`), as a bundle stores them."""
+        return lora_tensors(self.lora)
 
     def check_base(self, base: BaseFolder) -> None:
         """Raise UserError unless the adapter was trained on this base and tokenizer.

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ss_device.architecture import Architecture, block_of
+from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig, tensor_shapes
+from ss_device.lora_names import lora_shapes
 
 SCALE = "lora_scale"
 # The bigram bias stays with the host, which draws the trees.
@@ -54,7 +55,7 @@ def input_values(
 ) -> dict[str, np.ndarray]:
     """fp16 arrays of `input_shapes` for one adapter.
 
-    tensors: as a bundle stores them (`speculative.safetensors`, and LoRA as `lora.<projection>.a`, `.b`);
+    tensors: as a bundle stores them (`speculative.safetensors`, and LoRA by the names of `lora_names`);
     a projection without LoRA is left at zero, and so are the ranks that the adapter does not have.
     """
     shapes = input_shapes(config, architecture, rank, prunes)
@@ -77,9 +78,4 @@ def _tensors(
     config: SpeculativeConfig, architecture: Architecture, rank: int
 ) -> dict[str, tuple[int, ...]]:
     """Shapes by tensor name, LoRA with the padded rank on every projection."""
-    shapes = dict(tensor_shapes(config, architecture))
-    for layer in range(architecture.num_layers):
-        for target, (outputs, inputs) in architecture.projection_shapes().items():
-            name = f"lora.layers.{layer}.{block_of(target)}.{target}"
-            shapes |= {f"{name}.a": (rank, inputs), f"{name}.b": (outputs, rank)}
-    return shapes
+    return tensor_shapes(config, architecture) | lora_shapes(architecture, rank)

@@ -12,7 +12,7 @@ import numpy as np
 from ss_device.application import fill_template
 from ss_device.architecture import Architecture
 from ss_device.base_model import BaseIdentity
-from ss_device.config import SpeculativeConfig
+from ss_device.config import PRUNE_OVER, SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.files import read_tensors, sha256
 from ss_device.names import check_base_name, check_name, inside
@@ -24,9 +24,36 @@ from ss_device.tree import BigramBias
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TUNING = "tuning.json"  # written beside it by `ss-bench tune`
-MLX_BASE = "mlx/base.safetensors"
 BIGRAM_BIAS = ("bigram.u", "bigram.v")
-PRUNE_OVER = ("draft", "vocabulary")
+# Where things are in a bundle. Readers follow the manifest's entries; these are the converter's choices.
+MLX_BASE = "mlx/base.safetensors"
+PACKAGES = "coreml"
+GOLDEN = "golden"
+
+
+def tensor_file(app: str) -> str:
+    """An adapter's tensors."""
+    return f"mlx/adapters/{app}.safetensors"
+
+
+def bigram_bias_file(digest: str) -> str:
+    """A bigram bias that adapters share; digest: of its content, so equal ones are one file."""
+    return f"mlx/bigram_bias/{digest}.safetensors"
+
+
+def exported_functions_file(app: str) -> str:
+    """An adapter's exported MLX functions."""
+    return f"mlxfn/{app}.mlxfn"
+
+
+def package_path(name: str) -> str:
+    """A Core ML package, `name` with its suffix."""
+    return f"{PACKAGES}/{name}"
+
+
+def golden_stem(app: str, *, stored: bool = False) -> str:
+    """An adapter's golden traces, without suffix; stored: those with the weights of the package."""
+    return f"{GOLDEN}/stored/{app}" if stored else f"{GOLDEN}/{app}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +134,7 @@ class MLXFunctions:
 
 @dataclass(frozen=True)
 class BundledAdapter:
-    """One application of a bundle. tensor_file: `mlx/adapters/<app>.safetensors`.
+    """One application of a bundle. tensor_file: where its tensors are.
 
     bigram_bias_file: where the factors of a bigram bias are that adapters share; None: in tensor_file.
     """
@@ -144,7 +171,7 @@ class Made:
     """How a bundle came about.
 
     inputs: digest of all that determines it; versions by library; package: the packages' settings
-    (`ss_convert.package_settings`); exact_weights: 16 bits hold all weights; package_bytes by package.
+    (`ss_convert.settings`); exact_weights: 16 bits hold all weights; package_bytes by package.
     """
 
     inputs: str = ""

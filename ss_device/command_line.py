@@ -49,12 +49,13 @@ class CommandParser(argparse.ArgumentParser):
 
 def add_device(parser: argparse._ActionsContainer, what: str = "") -> None:
     """The option `--device`, for what PyTorch computes. what: which part of the command that is."""
+    parser.add_argument("--device", choices=DEVICES, help=device_help(what))
+
+
+def device_help(what: str = "") -> str:
+    """What `--device` says of itself. what: as in `add_device`."""
     where = f"{what}: where" if what else "where"
-    parser.add_argument(
-        "--device",
-        choices=DEVICES,
-        help=f"{where} PyTorch computes (default: $SS_DEVICE, else a GPU if there is one)",
-    )
+    return f"{where} PyTorch computes (default: $SS_DEVICE, else a GPU if there is one)"
 
 
 def program_version() -> str:

@@ -13,6 +13,8 @@ from ss_device.strict_json import typed
 MODES = ("lossless", "shared")
 STREAM_MLPS = ("adapter", "base")
 STREAM_POSITIONS = ("shift", "same")
+# What the scores of early-exit pruning are normalised over: a draft's own tokens, or all of them.
+PRUNE_OVER = ("draft", "vocabulary")
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 

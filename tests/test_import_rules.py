@@ -111,6 +111,7 @@ CORE = (
         ),
         ("import ss_executor", TORCH | {"mlx", "coremltools", "ss_device", "ss_runtime"}),
         ("import ss_convert.mlx.weights", TORCH | {"mlx", "coremltools"}),
+        ("from ss_convert import convert", TORCH | {"mlx", "coremltools", "numpy", "rich"}),
         ("import ss_convert.command", TORCH | {"mlx", "coremltools"}),
         ("import ss_runtime.mlx.loading, ss_runtime.generation", TORCH | {"coremltools", "ss_convert"}),
         ("import ss_runtime.commands.generate", TORCH | {"mlx", "coremltools", "ss_convert"}),

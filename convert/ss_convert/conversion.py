@@ -10,34 +10,43 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ss_convert import coreml_stage, golden_stage, mlxfn_stage
 from ss_convert.check import check_adapter, check_base, is_exact_in_half
 from ss_convert.disk import one_line_when_full
+from ss_convert.inputs import output_folder
 from ss_convert.mlx.weights import bigram_bias_file, write_adapter, write_base, write_bigram_bias
-from ss_convert.planning import Plan, PlannedAdapter, library_versions
+from ss_convert.planning import Plan, PlannedAdapter, plan_conversion
+from ss_convert.provenance import library_versions
+from ss_convert.settings import ConversionSettings
 from ss_convert.stages import Stages
 from ss_convert.weight_source import WeightSource
 from ss_device.base_model import TOKENIZER_FILES
 from ss_device.bundle import (
     MANIFEST,
     MLX_BASE,
+    PACKAGES,
     Bundle,
     BundledAdapter,
     Made,
     Manifest,
     MLXFunctions,
     coreml_functions,
+    inputs_of,
+    is_bundle,
     open_bundle,
+    tensor_file,
     write_manifest,
 )
 from ss_device.config import parameter_count
 from ss_device.errors import UserError
-from ss_device.outputs import folder_in_one_go
+from ss_device.outputs import check_output_folder, discard_partial, folder_in_one_go, output_lock
 
 Report = Callable[[str], None]
+UP_TO_DATE = "up to date: same inputs, nothing was converted (--force)"
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,38 @@ class Outcome:
     notes: tuple[str, ...]
 
 
+def make_bundle(
+    settings: ConversionSettings, force: bool, reporting: Callable[[int], AbstractContextManager[Report]]
+) -> tuple[Plan, Outcome]:
+    """Make the bundle that the settings say, unless it is there already, made from the same inputs.
+
+    force: make it anew, and replace another bundle; reporting: number of stages → a block that yields what
+    is told of each. Raises UserError for bad input, and where the output holds what may not be replaced.
+    """
+    # From the first look at a bundle to its replacement: what another process adds must not be lost.
+    with output_lock(output_folder(settings)):
+        plan = plan_conversion(settings)
+        if not force and (bundle := existing_bundle(plan)):
+            discard_partial(plan.output)
+            return plan, Outcome(bundle, {}, (), (UP_TO_DATE,))
+        _check_replaced(plan, force)
+        with reporting(num_stages(plan)) as report:
+            return plan, run_plan(plan, report)
+
+
+def _check_replaced(plan: Plan, force: bool) -> None:
+    """UserError where the output holds a bundle, unless it is extended or is to be replaced.
+
+    Also for a bundle that holds files of the user's own, which would go with it. A damaged one from the
+    same inputs is mended.
+    """
+    if plan.into is None:
+        damaged = inputs_of(plan.output) == plan.inputs
+        check_output_folder(plan.output, "a bundle", is_bundle, force or damaged)
+
+
 def num_stages(plan: Plan) -> int:
-    """How many stages `convert` reports."""
+    """How many stages `run_plan` reports."""
     per_adapter = 1 + ("coreml" in plan.targets) + ("mlxfn" in plan.targets)
     return 5 + per_adapter * len(plan.adapters)
 
@@ -65,7 +104,7 @@ def existing_bundle(plan: Plan) -> Bundle | None:
     return bundle if bundle.manifest.made.inputs == plan.inputs else None
 
 
-def convert(plan: Plan, report: Report = lambda text: None) -> Outcome:
+def run_plan(plan: Plan, report: Report = lambda text: None) -> Outcome:
     """Run all stages and put the bundle in place. `report` is told what starts.
 
     Raises UserError for bad input; whatever fails, an earlier bundle at the target stays.
@@ -162,11 +201,6 @@ def _entry(
     )
 
 
-def tensor_file(app: str) -> str:
-    """Where a bundle holds an adapter's tensors."""
-    return f"mlx/adapters/{app}.safetensors"
-
-
 def _make_readable(folder: Path) -> None:
     """The permissions of an ordinary new file; some libraries make theirs readable to the owner only."""
     umask = os.umask(0)
@@ -177,7 +211,6 @@ def _make_readable(folder: Path) -> None:
 
 def _write_mlx(plan: Plan, folder: Path, weights: WeightSource) -> dict:
     """Tokenizer, base weights (target mlx) and, always, the adapters: hosts need the bigram bias."""
-    (folder / "mlx" / "adapters").mkdir(parents=True)
     if plan.into is not None:
         _copy_files(plan.into, folder, {planned.app for planned in plan.adapters})
     else:
@@ -205,7 +238,7 @@ def _copy_files(bundle: Bundle, folder: Path, replaced: set[str]) -> None:
         e.bigram_bias_file for e in entries if e.app not in replaced
     }
     for name in bundle.manifest.files:
-        if name != MANIFEST and not name.startswith("coreml/") and name not in left:
+        if name != MANIFEST and not name.startswith(f"{PACKAGES}/") and name not in left:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle.path / name, folder / name)
 

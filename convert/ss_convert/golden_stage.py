@@ -6,10 +6,8 @@ from pathlib import Path
 
 from ss_convert import golden
 from ss_convert.planning import Plan, PlannedAdapter
+from ss_device.bundle import golden_stem
 from ss_device.trace import save_traces, trace_record
-
-# Traces with the weights of the package, beside those with the base's own.
-STORED = "golden/stored"
 
 
 def write(plan: Plan, planned: PlannedAdapter, folder: Path) -> dict:
@@ -18,7 +16,7 @@ def write(plan: Plan, planned: PlannedAdapter, folder: Path) -> dict:
     → stems inside the bundle: `base` (the base's own weights) and, for a package with compressed
     weights, `coreml` (the weights read back from the package); notes.
     """
-    stem = f"golden/{planned.app}"
+    stem = golden_stem(planned.app)
     nothing = {"base": None, "coreml": None}
     if not plan.golden:
         return nothing | {"notes": ["golden traces left out (--no-golden)"]}
@@ -54,7 +52,7 @@ def _write_stored(plan: Plan, planned: PlannedAdapter, folder: Path) -> str:
     from ss_convert.coreml.interface import functions_of
     from ss_convert.stored_weights import stored_weights
 
-    stem = f"{STORED}/{planned.app}"
+    stem = golden_stem(planned.app, stored=True)
     architecture = plan.base.architecture
     packages = [folder / package for package in plan.packages]
     step = functions_of(planned.app, planned.options)[1]

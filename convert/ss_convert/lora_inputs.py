@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ss_convert.package_settings import PackageSettings
+from ss_convert.settings import PackageSettings
 from ss_device.adapter import Adapter
 from ss_device.bundle import Bundle
 from ss_device.config import SpeculativeConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -12,17 +12,32 @@ from rich.table import Table
 
 from ss_convert.coreml.weight_format import WEIGHT_FORMATS, stored_bytes, weight_format_of
 from ss_convert.disk import one_line_when_full
-from ss_convert.package_settings import PackageSettings
-from ss_convert.planning import Plan, Request, plan_conversion
+from ss_convert.planning import Plan, plan_conversion
+from ss_convert.settings import ConversionSettings
 from ss_convert.weight_source import WeightSource
 from ss_device.adapter import Adapter
 from ss_device.command_line import CommandParser, console, print_json, progress, size_text
+from ss_device.settings import add_settings, setting, settings_of
 
 # What a weight file may take beyond base and adapters: tables, masks, alignment. The description of the
 # functions (`model.mlmodel`, a fixed number of bytes per adapter) comes on top: see `packages`.
 ALLOWANCE = 0.03
 # Parts that the host reads from the adapter's own file.
 NOT_IN_PACKAGE = "bigram."
+
+
+@dataclass(frozen=True)
+class SizesSettings:
+    """Whose packages are built, and with which weight formats."""
+
+    adapters: tuple[str, ...] = setting(
+        (), flag="--adapter", required=True, metavar="NAME|PATH", help="may be repeated"
+    )
+    base: Path | None = setting(metavar="PATH", help="base model folder (default: the adapter's)")
+    models: Path | None = setting(metavar="DIR", help="folder with base/ and adapters/")
+    weights: tuple[str, ...] = setting(
+        WEIGHT_FORMATS, choices=WEIGHT_FORMATS, help="may be repeated (default: all)"
+    )
 
 
 def parser() -> CommandParser:
@@ -34,20 +49,16 @@ def parser() -> CommandParser:
         "adapters take by themselves.",
         example="ss-convert sizes --adapter sqlctx --adapter models/adapters/mine",
     )
-    add = made.add_argument
-    add("--adapter", required=True, action="append", metavar="NAME|PATH", help="may be repeated")
-    add("--base", type=Path, metavar="PATH", help="base model folder (default: the adapter's)")
-    add("--models", type=Path, metavar="DIR", help="folder with base/ and adapters/")
-    add("--weights", action="append", choices=WEIGHT_FORMATS, help="may be repeated (default: all)")
-    add("--json", action="store_true", help="print one JSON object")
+    add_settings(made, SizesSettings)
+    made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
 def sizes_command(arguments: argparse.Namespace) -> None:
     """Body of the command."""
-    formats = arguments.weights or list(WEIGHT_FORMATS)
-    plans, rows = [_plan(arguments, name) for name in formats], []
-    with progress(len(formats) * (len(arguments.adapter) + 1), "read") as advance:
+    settings, rows = settings_of(arguments, SizesSettings), []
+    plans = [_plan(settings, weight_format) for weight_format in settings.weights]
+    with progress(len(plans) * (len(settings.adapters) + 1), "read") as advance:
         for plan in plans:
             rows.append(measure(plan, advance))
     if arguments.json:
@@ -56,15 +67,15 @@ def sizes_command(arguments: argparse.Namespace) -> None:
         _print(rows)
 
 
-def _plan(arguments: argparse.Namespace, weight_format: str) -> Plan:
+def _plan(settings: SizesSettings, weight_format: str) -> Plan:
     return plan_conversion(
-        Request(
-            adapters=tuple(arguments.adapter),
-            base=arguments.base,
-            models=arguments.models,
+        ConversionSettings(
+            adapters=settings.adapters,
+            base=settings.base,
+            models=settings.models,
             output=Path(tempfile.gettempdir()) / "ss-convert-sizes",
             targets=("coreml",),
-            package=PackageSettings(weights=weight_format),
+            weights=weight_format,
             golden=False,
         )
     )

@@ -225,19 +225,17 @@ def adapter_in_memory(bundle: Bundle, adapter: BundledAdapter):
     """The bundle's adapter as `ss_device.adapter.Adapter`, LoRA factors split off again."""
     from ss_device.adapter import Adapter
     from ss_device.files import read_tensors
+    from ss_device.lora_names import split_lora
     from ss_device.old_names import TENSORS, renamed
 
     tensors = renamed(read_tensors(bundle.path / adapter.tensor_file), TENSORS)
     tensors |= bundle.bigram_bias_tensors(adapter)
-    factors: dict[str, dict] = {}
-    for name in [n for n in tensors if n.startswith("lora.")]:
-        projection, _, factor = name.removeprefix("lora.").rpartition(".")
-        factors.setdefault(projection, {})[factor] = tensors.pop(name)
+    tensors, lora = split_lora(tensors)
     return Adapter(
         app=adapter.app,
         config=adapter.config,
         base=bundle.manifest.base,
         tensors=tensors,
         prompt_template=adapter.prompt_template,
-        lora={name: (pair["a"], pair["b"]) for name, pair in factors.items()},
+        lora=lora,
     )

@@ -15,6 +15,7 @@ from ss_device.base_model import BaseIdentity, locate_base
 from ss_device.bundle import MANIFEST, Bundle, BundledAdapter, open_bundle
 from ss_device.errors import UserError
 from ss_device.sampling import Sampler
+from ss_device.settings import check_values
 from ss_device.step_model import StepModel
 from ss_device.tokenizer_file import read_tokenizer
 from ss_runtime.backends import default_backend, load_openblas, open_backend
@@ -166,6 +167,8 @@ def open_model(
 ) -> tuple[SpeculativeModel, ModelTokenizer]:
     """What `ss_runtime.load` returns."""
     settings, drafts = settings or RuntimeSettings(), drafts or DraftSettings()
+    check_values(settings)
+    check_values(drafts)
     settings.check()
     if (Path(path) / MANIFEST).is_file():
         bundle = open_bundle(path)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
-from ss_device.bundle import PRUNE_OVER, Bundle, BundledAdapter
+from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.command_line import DEVICES, positive
+from ss_device.config import PRUNE_OVER
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup

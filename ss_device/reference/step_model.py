@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from ss_device.acceptance import walk
+from ss_device.config import PRUNE_OVER
 from ss_device.errors import UserError
 from ss_device.reference.stream_model import KeysValues, Rows, StreamModel
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.step_model import Choose, Proposal, StepLimits, Verified
 from ss_device.tree import DraftTree, keep_best_nodes, root_only
-
-PRUNE_OVER = ("draft", "vocabulary")
 
 
 class ReferenceStepModel:

@@ -8,8 +8,8 @@ import pytest
 
 from ss_convert.command import _parser
 from ss_convert.command import main as ss_convert
-from ss_convert.package_settings import PackageSettings
-from ss_convert.planning import Request, plan_conversion
+from ss_convert.planning import plan_conversion
+from ss_convert.settings import ConversionSettings
 from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base
 from ss_device.config import SpeculativeConfig
@@ -57,11 +57,9 @@ def test_what_would_change_nothing_is_refused(refuses, pruning_models, tmp_path,
     assert not output.exists()
 
 
-def kept(models, adapter, **request) -> int:
-    package = PackageSettings(num_nodes=request.pop("num_nodes", None))
-    plan = plan_conversion(
-        Request(adapters=(adapter,), models=models, package=package, golden=False, **request)
-    )
+def kept(models, adapter, **changes) -> int:
+    settings = ConversionSettings(adapters=(adapter,), models=models, golden=False, **changes)
+    plan = plan_conversion(settings)
     return plan.adapters[0].options.num_kept
 
 

@@ -25,7 +25,7 @@ from ss_runtime.tokenization import load_tokenizer
 from tests.commands.conftest import CONFIG, PROMPTS, SIZES
 from tests.tiny_models import make_tiny_base, random_adapter, write_byte_tokenizer
 
-FORMS = {"4": (64, 4, "affine"), "8": (64, 8, "affine"), "mxfp4": (32, 4, "mxfp4")}
+FORMATS = {"4": (64, 4, "affine"), "8": (64, 8, "affine"), "mxfp4": (32, 4, "mxfp4")}
 MAX_TOKENS = 20
 
 
@@ -38,7 +38,7 @@ def models(tmp_path_factory):
     save_adapter(random_adapter(base, CONFIG), base.architecture, folder / "adapter")
     rows = "".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS)
     (folder / "adapter" / "golden_prompts.jsonl").write_text(rows)
-    for name, (group_size, bits, mode) in FORMS.items():
+    for name, (group_size, bits, mode) in FORMATS.items():
         model, config = load_model(base.path)
         model, config = quantize_model(model, config, group_size=group_size, bits=bits, mode=mode)
         save_model(folder / name, model)
@@ -47,19 +47,19 @@ def models(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=FORMATS)
 def converted(request, models):
-    """Name of a form, the folder of bases, and the bundle made from the quantized base."""
+    """Name of a weight format, the folder of bases, and the bundle made from the quantized base."""
     output = models / f"bundle-{request.param}"
     arguments = ["--adapter", models / "adapter", "--base", models / request.param, "--target", "mlx"]
     assert ss_convert([*map(str, arguments), "--output", str(output), *SIZES]) == 0
     return request.param, models, output
 
 
-def dequantized_by_mlx(folder, form):
+def dequantized_by_mlx(folder, weight_format):
     """The original base in Hugging Face with the weights of a copy as MLX dequantizes them, in float32."""
-    group_size, bits, mode = FORMS[form]
-    stored = dict(mx.load(str(folder / form / "model.safetensors")))
+    group_size, bits, mode = FORMATS[weight_format]
+    stored = dict(mx.load(str(folder / weight_format / "model.safetensors")))
     tensors = {}
     for name in load_file(folder / "base" / "model.safetensors"):
         value, module = stored[name], name.removesuffix(".weight")
@@ -77,9 +77,9 @@ def dequantized_by_mlx(folder, form):
 
 
 def test_the_bundle_holds_the_very_bytes(converted):
-    form, models, output = converted
+    weight_format, models, output = converted
     kept = stored_tensors(output / "mlx" / "base.safetensors")
-    given = stored_tensors(models / form / "model.safetensors")
+    given = stored_tensors(models / weight_format / "model.safetensors")
     assert {t.dtype for t in kept.values()} >= {"U32", "BF16"}
     assert sorted(t.raw().tobytes() for t in kept.values()) == sorted(
         t.raw().tobytes() for t in given.values()
@@ -88,8 +88,8 @@ def test_the_bundle_holds_the_very_bytes(converted):
 
 @pytest.mark.parametrize("backend", ["mlx", "reference"])
 def test_text_is_that_of_the_dequantized_weights(converted, capsys, backend):
-    form, models, output = converted
-    model = dequantized_by_mlx(models, form)
+    weight_format, models, output = converted
+    model = dequantized_by_mlx(models, weight_format)
     for prompt in PROMPTS:
         capsys.readouterr()
         arguments = ["--bundle", str(output), "--backend", backend, "--dtype", "float32", "--json"]

@@ -100,14 +100,15 @@ def test_written_tensors_are_read_by_the_library(tmp_path):
 PEAK = """
 import resource, sys
 from pathlib import Path
-from ss_convert.conversion import convert
-from ss_convert.planning import Request, plan_conversion
+from ss_convert.conversion import run_plan
+from ss_convert.planning import plan_conversion
+from ss_convert.settings import ConversionSettings
 base, adapter, output = map(Path, sys.argv[1:])
 places = {"base": base, "models": base.parent, "output": output}
-wanted = Request((str(adapter),), **places, targets=("mlx",), golden=False)
+wanted = ConversionSettings(adapters=(str(adapter),), **places, targets=("mlx",), golden=False)
 plan = plan_conversion(wanted)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-convert(plan)
+run_plan(plan)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -14,9 +14,52 @@ from ss_convert.audit.devices import DEFAULTS, DEVICES, Device, device_named
 from ss_device.command_line import CommandParser, console, print_json, size_text
 from ss_device.errors import UserError, library_errors, one_line
 from ss_device.outputs import check_new_file, write_text
+from ss_device.settings import add_settings, setting, settings_of
 
 ENGINES = ("ane", "gpu")
 SHOWN_HAZARDS = 30
+
+
+def _positive(text: str) -> float:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from error
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+    return value
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """What is audited (a bundle folder or any .mlpackage), for which engine, with whose figures."""
+
+    bundle: Path
+    engine: str | None = setting(
+        choices=ENGINES,
+        help="engine it is meant for (default: by how attention is written, ane where that is unknown)",
+    )
+    device: str | None = setting(
+        metavar="NAME", help=f"figures to estimate with: {', '.join(sorted(DEVICES))}"
+    )
+    bandwidth: float | None = setting(
+        parse=_positive, metavar="GB/S", help="your own figure in place of the device's"
+    )
+    compute: float | None = setting(
+        parse=_positive, metavar="TFLOP/S", help="your own figure in place of the device's"
+    )
+    overhead: float | None = setting(
+        parse=_not_negative, metavar="MS", help="per call (default: the device's, 0)"
+    )
+    html: Path | None = setting(metavar="FILE", help="also write a report with plots")
+    force: bool = setting(False, help="replace an existing report")
 
 
 def parser() -> CommandParser:
@@ -27,20 +70,9 @@ def parser() -> CommandParser:
         "Mac also asks Core ML where it would place every operation.",
         example="ss-convert audit build/sqlctx --engine ane --html audit.html",
     )
-    add = made.add_argument
-    add("bundle", type=Path, help="bundle folder, or any .mlpackage")
-    add(
-        "--engine",
-        choices=ENGINES,
-        help="engine it is meant for (default: by how attention is written, ane where that is unknown)",
-    )
-    add("--device", metavar="NAME", help=f"figures to estimate with: {', '.join(sorted(DEVICES))}")
-    add("--bandwidth", type=_positive, metavar="GB/S", help="your own figure in place of the device's")
-    add("--compute", type=_positive, metavar="TFLOP/S", help="your own figure in place of the device's")
-    add("--overhead", type=_not_negative, metavar="MS", help="per call (default: the device's, 0)")
-    add("--html", type=Path, metavar="FILE", help="also write a report with plots")
-    add("--force", action="store_true", help="replace an existing report")
-    add("--json", action="store_true", help="print one JSON object")
+    made.add_argument("bundle", type=Path, help="bundle folder, or any .mlpackage")
+    add_settings(made, AuditSettings)
+    made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
@@ -49,15 +81,16 @@ def audit_command(arguments: argparse.Namespace) -> None:
     from ss_convert.audit.html import to_html
     from ss_convert.audit.report import audit
 
-    if arguments.html:
-        check_new_file(arguments.html, arguments.force)
-    engine = arguments.engine or _engine_of(arguments.bundle)
-    with library_errors(f"{arguments.bundle}: not a package that can be read"):
-        found = audit(arguments.bundle, engine, _device(arguments, engine))
+    settings = settings_of(arguments, AuditSettings)
+    if settings.html:
+        check_new_file(settings.html, settings.force)
+    engine = settings.engine or _engine_of(settings.bundle)
+    with library_errors(f"{settings.bundle}: not a package that can be read"):
+        found = audit(settings.bundle, engine, _device(settings, engine))
     if sys.platform == "darwin":
-        found = with_placement(found, arguments.bundle)
-    if arguments.html:
-        write_text(arguments.html, to_html(found))
+        found = with_placement(found, settings.bundle)
+    if settings.html:
+        write_text(settings.html, to_html(found))
     if arguments.json:
         print_json(found.to_dict())
     else:
@@ -94,34 +127,17 @@ def _engine_of(source: Path) -> str:
     return "gpu" if any(graph.get("attention") == "fused" for graph in graphs) else "ane"
 
 
-def _device(arguments: argparse.Namespace, engine: str) -> Device:
-    device = device_named(arguments.device or DEFAULTS[engine])
+def _device(settings: AuditSettings, engine: str) -> Device:
+    device = device_named(settings.device or DEFAULTS[engine])
     if device.engine != engine:
         raise UserError(
             f"--device {device.name} has figures of engine '{device.engine}', the audit is for '{engine}'"
         )
-    own = {n: getattr(arguments, n) for n in ("bandwidth", "compute", "overhead")}
+    own = {n: getattr(settings, n) for n in ("bandwidth", "compute", "overhead")}
     said = {name: value for name, value in own.items() if value is not None}
     if said:
         device = replace(device, **said, source=f"{device.source}; {', '.join(said)} given by the user")
     return device
-
-
-def _positive(text: str) -> float:
-    value = _not_negative(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from error
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
-    return value
 
 
 def _print(found) -> None:

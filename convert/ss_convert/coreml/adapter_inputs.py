@@ -13,6 +13,7 @@ from ss_device.adapter import Adapter
 from ss_device.adapter_inputs import SCALE, for_prefill, input_shapes, place_of
 from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig
+from ss_device.lora_names import FACTORS, lora_name
 
 
 def adapter_shapes(
@@ -44,7 +45,8 @@ class InputWeights(ExportWeights):
 
     def lora(self, projection: str):
         """a [rank, in], b [out, rank] and the scale of a projection's LoRA: every projection has one."""
-        return self.part(f"lora.{projection}.a"), self.part(f"lora.{projection}.b"), self._inputs[SCALE]
+        a, b = (self.part(lora_name(projection, factor)) for factor in FACTORS)
+        return a, b, self._inputs[SCALE]
 
     @staticmethod
     def _row(value, index: int | None):

@@ -10,21 +10,21 @@ from coremltools.converters.mil import Builder as mb
 from ss_device.architecture import Architecture
 
 
-def for_attention(architecture: Architecture, form: str) -> Architecture:
-    """The architecture with the scale of queries that this form leaves to the graph.
+def for_attention(architecture: Architecture, attention: str) -> Architecture:
+    """The architecture with the scale of queries that this attention leaves to the graph.
 
-    The fused operation divides by √head_dim itself; the explicit form finds the scale in the queries.
+    The fused operation divides by √head_dim itself; the explicit one finds the scale in the queries.
     """
-    if not is_fused(architecture, form):
+    if not is_fused(architecture, attention):
         return architecture
     own = architecture.attention_scale
     left = 1.0 if own is None else own * math.sqrt(architecture.head_dim)
     return replace(architecture, attention_scale=left)
 
 
-def is_fused(architecture: Architecture, form: str) -> bool:
+def is_fused(architecture: Architecture, attention: str) -> bool:
     """Whether the fused operation can be used: it knows no soft cap."""
-    return form == "fused" and architecture.attention_softcap is None
+    return attention == "fused" and architecture.attention_softcap is None
 
 
 def fused_attention(queries, keys, values, mask):

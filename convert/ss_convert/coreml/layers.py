@@ -20,6 +20,7 @@ from ss_convert.coreml.options import CoreMLOptions
 from ss_convert.coreml.parts import Part, whole
 from ss_convert.coreml.tables import RotaryTable
 from ss_convert.coreml.weights import ExportWeights
+from ss_device import lora_names
 from ss_device.architecture import Architecture, block_of
 
 # Adds something to a projection's output: (layer, name, input rows, output rows) → output rows.
@@ -184,7 +185,7 @@ class Decoder:
         bias = self.weight(f"{path}.bias") if name in self.architecture.biases else None
         out = self.layout.product(rows, self.matrix(f"{path}.weight"), bias)
         if (lora := self.weights.lora(path)) is not None:
-            out = mb.add(x=out, y=self.low_rank(f"lora.{path}", rows, *lora))
+            out = mb.add(x=out, y=self.low_rank(lora_names.PREFIX + path, rows, *lora))
         return out if correction is None else correction(layer, name, rows, out)
 
     def keys_values(self, layer: int, normed, rotary, correction: Correction | None = None):

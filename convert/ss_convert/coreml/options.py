@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from ss_convert.coreml.weight_format import WEIGHT_FORMATS
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
+from ss_device.config import PRUNE_OVER
 from ss_device.errors import UserError
 
-PRUNE_OVER = ("draft", "vocabulary")
 CHOICES = {
     "prune_over": PRUNE_OVER,
     "weights": WEIGHT_FORMATS,
@@ -22,7 +22,7 @@ CHOICES = {
 }
 # What a package says of its graph beside sizes and weights.
 GRAPH_CHOICES = ("preset", "layout", "attention", "head_split", "commit", "pad_state")
-# Forms for an engine (docs/platform.md, Neural Engine); the defaults of CoreMLOptions suit both engines.
+# Choices that suit an engine (docs/platform.md, Neural Engine); the defaults of CoreMLOptions suit both.
 PRESETS = {
     "ane": {
         "layout": "conv",

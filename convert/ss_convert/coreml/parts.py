@@ -73,14 +73,14 @@ LARGEST_FILE = 950_000_000
 
 def choose_cuts(
     architecture: Architecture,
-    adapters: Sequence[tuple[Adapter, CoreMLOptions]],
+    adapters: Sequence[Adapter],
     options: CoreMLOptions,
     parts: int | str,
 ) -> tuple[int, ...]:
     """Cuts of `parts` parts whose largest file is smallest; `auto`: as few parts as stay under 1 GB.
 
-    adapters: those that the packages are made for. Raises UserError for more parts than layers, or
-    where a single layer is too large for a file.
+    adapters, options: whose functions the packages hold, and how they are built. Raises UserError for
+    more parts than layers, or where a single layer is too large for a file.
     """
     layers = architecture.num_layers
     if parts != "auto" and parts > layers:
@@ -117,22 +117,22 @@ class _Sizes:
     def __init__(
         self,
         architecture: Architecture,
-        adapters: Sequence[tuple[Adapter, CoreMLOptions]],
+        adapters: Sequence[Adapter],
         options: CoreMLOptions,
     ) -> None:
         formats = (options.weights, options.embedding_weights)
         shapes = architecture.weight_shapes()
         base = {n: stored_bytes(shape, weight_format_of(n, shape, formats)) for n, shape in shapes.items()}
         self._layers = [_of_layer(base, i) for i in range(architecture.num_layers)]
-        for adapter, _ in adapters:
+        for adapter in adapters:
             self._add(adapter)
         self._embedding = base["embed.weight"] + base.get("positions.weight", 0)
         self._head = base[TABLES[0] if architecture.tied_head else TABLES[1]]
         self._tied = architecture.tied_head
         self._pruned_at = {
             architecture.num_layers - adapter.config.num_msa_layers
-            for adapter, chosen in adapters
-            if chosen.prunes
+            for adapter in adapters
+            if options.prunes
         }
 
     def _add(self, adapter: Adapter) -> None:

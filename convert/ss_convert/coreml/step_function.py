@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 from coremltools.converters.mil import Builder as mb
 
@@ -26,6 +28,30 @@ from ss_convert.coreml.tree import (
 from ss_device.config import SpeculativeConfig
 
 
+@dataclass(frozen=True)
+class _Tree:
+    """The tree of a step: all nodes, or the kept ones.
+
+    tokens, positions: int32 [N] of all nodes, None where a part takes none; seen: the nodes by window, with
+    its masks; rotary, stream_rotary: rotary rows of all nodes and of their streams by window.
+    """
+
+    tokens: object
+    positions: object
+    nodes: Nodes
+    seen: dict[int | None, Nodes]
+    rotary: dict
+    stream_rotary: dict
+
+    def kept(self, selection) -> _Tree:
+        """The nodes of a one-hot selection [K, N]; None: all."""
+        if selection is None:
+            return self
+        nodes = keep_nodes(self.nodes, selection)
+        seen = {window: keep_nodes(every, selection) for window, every in self.seen.items()}
+        return replace(self, nodes=nodes, seen=seen)
+
+
 def build_step(
     decoder: Decoder, config: SpeculativeConfig, options: CoreMLOptions, rotary_tables: dict, inputs: dict
 ) -> dict:
@@ -35,57 +61,63 @@ def build_step(
     states of all nodes, one with them those of the kept nodes and their streams.
     """
     part, layers = decoder.part, StreamLayers(decoder, config, options.num_kept)
-    cache = Cache(inputs["kv_cache"], decoder.architecture, part, options.context, options.commit)
-    committed = (inputs.get("commit_nodes"), inputs.get("commit_rows"))
-    cache.commit(inputs["commit_position"], *committed, layers.first_msa_layer)
-    tokens = mb.squeeze(x=inputs["tokens"], axes=[0]) if "tokens" in inputs else None
-    positions = inputs.get("positions")
-    nodes = read_nodes(inputs, options.num_nodes, options.context)
-    seen = {window: within_window(nodes, positions, window) for window in rotary_tables}
-    below, upper_layers = split_layers(part, layers.first_msa_layer)
-    rotary = gather_tables(rotary_tables, positions)
-    ahead = _stream_tables(rotary_tables, positions, config) if upper_layers else {}
-    views = {w: View(_node_mask(inputs, n, w), split_rotary(rotary[w])) for w, n in seen.items()}
-    hidden = (
-        decoder.embed(tokens, positions)
-        if part.is_first
-        else decoder.layout.enter(inputs["previous_hidden"])
-    )
-    hidden, lower = _lower_layers(decoder, below, hidden, cache, views)
-    if not upper_layers:
+    cache = _committed_cache(decoder, options, inputs, layers.first_msa_layer)
+    below, above = split_layers(part, layers.first_msa_layer)
+    tree = _read_tree(config, options, rotary_tables, inputs, has_streams=bool(above))
+    hidden, lower = _lower_layers(decoder, below, inputs, tree, cache)
+    if not above:
         cache.write_scratch(stack_rows(lower, options.num_nodes))
         return {"hidden": decoder.layout.leave(hidden)}
-    selection = None
-    if options.prunes:
-        selection = (
-            kept_selection(decoder, config, options, hidden, tokens, nodes)
-            if part.first <= layers.first_msa_layer
-            else one_hot(inputs["previous_kept"], options.num_nodes)
-        )
-        nodes = keep_nodes(nodes, selection)
-        seen = {window: keep_nodes(all_nodes, selection) for window, all_nodes in seen.items()}
-    gate = inputs.get("stream_gate")
-    rotary = _with_streams(rotary, ahead, config, selection)
-    views = {w: View(layers.mask(n, gate), split_rotary(rotary[w])) for w, n in seen.items()}
-    rows = hidden
-    if part.first <= layers.first_msa_layer:
-        step = _position_step(decoder, positions, config, selection)
-        rows = layers.start(select(selection, decoder.layout.leave(hidden)), step)
-    rows, upper = layers.run(rows, upper_layers, cache, views)
+    selection = _selection(layers, options, inputs, tree, hidden) if options.prunes else None
+    tree = tree.kept(selection)
+    rows, upper = _upper_layers(layers, above, inputs, tree, selection, hidden, cache)
     cache.write_scratch(stack_rows(lower + upper, options.num_nodes))
-    if not part.is_last:
-        passed = {"hidden": decoder.layout.leave(rows)}
-        return passed | ({"kept": mb.cast(x=nodes.ids, dtype="int32")} if options.prunes else {})
-    logits = decoder.head(decoder.norm(layers.main_rows(rows), "norm"))
-    chosen = mb.reduce_argmax(x=logits, axis=-1, keep_dims=False)
-    accepted = accepted_row(tokens, nodes, selection, chosen)
-    outputs = {"logits": logits} if options.sampling else {}
-    return outputs | {
-        "kept": _kept_ids(nodes, selection, inputs["parents"]),
-        "chosen": chosen,
-        "accepted": mb.cast(x=row_sums(mb.mul(x=accepted, y=nodes.ids)), dtype="int32"),
-        "stream_logits": _stream_logits(decoder, layers, rows, None if options.sampling else accepted),
+    if part.is_last:
+        return _outputs(layers, options, inputs, tree, selection, rows)
+    passed = {"hidden": decoder.layout.leave(rows)}
+    return passed | ({"kept": mb.cast(x=tree.nodes.ids, dtype="int32")} if options.prunes else {})
+
+
+def _committed_cache(decoder: Decoder, options: CoreMLOptions, inputs: dict, first_msa_layer: int) -> Cache:
+    """The cache, the rows that the previous step accepted moved to their slots."""
+    cache = Cache(inputs["kv_cache"], decoder.architecture, decoder.part, options.context, options.commit)
+    committed = (inputs.get("commit_nodes"), inputs.get("commit_rows"))
+    cache.commit(inputs["commit_position"], *committed, first_msa_layer)
+    return cache
+
+
+def _read_tree(
+    config: SpeculativeConfig, options: CoreMLOptions, rotary_tables: dict, inputs: dict, has_streams: bool
+) -> _Tree:
+    """The tree that the inputs describe; has_streams: whether the part has MSA layers."""
+    positions = inputs.get("positions")
+    tokens = mb.squeeze(x=inputs["tokens"], axes=[0]) if "tokens" in inputs else None
+    nodes = read_nodes(inputs, options.num_nodes, options.context)
+    return _Tree(
+        tokens=tokens,
+        positions=positions,
+        nodes=nodes,
+        seen={window: within_window(nodes, positions, window) for window in rotary_tables},
+        rotary=gather_tables(rotary_tables, positions),
+        stream_rotary=_stream_tables(rotary_tables, positions, config) if has_streams else {},
+    )
+
+
+def _lower_layers(decoder: Decoder, layers: range, inputs: dict, tree: _Tree, cache: Cache):
+    """Layers on all nodes → (states [N, h], per layer the keys and values)."""
+    views = {
+        window: View(_node_mask(inputs, nodes, window), split_rotary(tree.rotary[window]))
+        for window, nodes in tree.seen.items()
     }
+    if decoder.part.is_first:
+        hidden = decoder.embed(tree.tokens, tree.positions)
+    else:
+        hidden = decoder.layout.enter(inputs["previous_hidden"])
+    keys_values = []
+    for layer in layers:
+        hidden, new = plain_layer(decoder, layer, hidden, views, cache)
+        keys_values.append(new)
+    return hidden, keys_values
 
 
 def _node_mask(inputs: dict, nodes: Nodes, window: int | None):
@@ -94,13 +126,49 @@ def _node_mask(inputs: dict, nodes: Nodes, window: int | None):
     return mb.concat(values=[nodes.mask_prefix, nodes.mask_nodes], axis=1)
 
 
-def _lower_layers(decoder: Decoder, layers: range, hidden, cache: Cache, views: dict):
-    """Layers on all nodes → (states [N, h], per layer the keys and values)."""
-    keys_values = []
-    for layer in layers:
-        hidden, new = plain_layer(decoder, layer, hidden, views, cache)
-        keys_values.append(new)
-    return hidden, keys_values
+def _selection(layers: StreamLayers, options: CoreMLOptions, inputs: dict, tree: _Tree, hidden):
+    """One-hot [K, N] of the nodes that early-exit pruning keeps, here or in an earlier part."""
+    if _starts_streams(layers):
+        return kept_selection(layers.decoder, layers.config, options, hidden, tree.tokens, tree.nodes)
+    return one_hot(inputs["previous_kept"], options.num_nodes)
+
+
+def _starts_streams(layers: StreamLayers) -> bool:
+    """Whether the first MSA layer is in this part, not in an earlier one."""
+    return layers.decoder.part.first <= layers.first_msa_layer
+
+
+def _upper_layers(
+    layers: StreamLayers, indices: range, inputs: dict, tree: _Tree, selection, hidden, cache: Cache
+):
+    """MSA layers on the kept nodes and their streams → (rows, per layer the kept nodes' keys and values).
+
+    hidden: states of all nodes at the first MSA layer's input, or the rows of the part before.
+    """
+    decoder, config, gate = layers.decoder, layers.config, inputs.get("stream_gate")
+    rotary = _with_streams(tree.rotary, tree.stream_rotary, config, selection)
+    views = {w: View(layers.mask(n, gate), split_rotary(rotary[w])) for w, n in tree.seen.items()}
+    if _starts_streams(layers):
+        step = _position_step(decoder, tree.positions, config, selection)
+        hidden = layers.start(select(selection, decoder.layout.leave(hidden)), step)
+    return layers.run(hidden, indices, cache, views)
+
+
+def _outputs(
+    layers: StreamLayers, options: CoreMLOptions, inputs: dict, tree: _Tree, selection, rows
+) -> dict:
+    """What the whole function returns, from the rows behind the last layer."""
+    decoder, nodes = layers.decoder, tree.nodes
+    logits = decoder.head(decoder.norm(layers.main_rows(rows), "norm"))
+    chosen = mb.reduce_argmax(x=logits, axis=-1, keep_dims=False)
+    accepted = accepted_row(tree.tokens, nodes, selection, chosen)
+    outputs = {"logits": logits} if options.sampling else {}
+    return outputs | {
+        "kept": _kept_ids(nodes, selection, inputs["parents"]),
+        "chosen": chosen,
+        "accepted": mb.cast(x=row_sums(mb.mul(x=accepted, y=nodes.ids)), dtype="int32"),
+        "stream_logits": _stream_logits(decoder, layers, rows, None if options.sampling else accepted),
+    }
 
 
 def _stream_positions(positions, config: SpeculativeConfig):

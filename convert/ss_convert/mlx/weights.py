@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ss_device import bundle
 from ss_device.adapter import Adapter
 from ss_device.bundle import BIGRAM_BIAS
 from ss_device.checkpoint_weights import blocks, write_stored, write_tensors
@@ -31,9 +32,8 @@ def write_base(weights: Mapping[str, np.ndarray], path: Path) -> None:
 def write_adapter(adapter: Adapter, path: Path) -> None:
     """Write an adapter's tensors in float16 (ARCHITECTURE.md), but for a bigram bias that others share.
 
-    Names are those of `ss_device.config.tensor_shapes`; in shared mode also `lora.<projection>.a`
-    [rank, in] and `.b` [out, rank], e.g. `lora.layers.3.attn.q.a`, not yet multiplied by lora_alpha /
-    lora_rank. Raises UserError for a value that float16 cannot hold.
+    Names are those of `ss_device.config.tensor_shapes`, and of `ss_device.lora_names` in shared mode.
+    Raises UserError for a value that float16 cannot hold.
     """
     _save(own_tensors(adapter), path)
 
@@ -58,7 +58,7 @@ def bigram_bias_file(adapter: Adapter) -> str | None:
     digest = hashlib.sha256()
     for name in BIGRAM_BIAS:
         digest.update(_half(name, tensors[name]).tobytes())
-    return f"mlx/bigram_bias/{digest.hexdigest()[:16]}.safetensors"
+    return bundle.bigram_bias_file(digest.hexdigest()[:16])
 
 
 def write_bigram_bias(adapter: Adapter, folder: Path) -> None:

@@ -12,6 +12,7 @@ from ss_device.base_model import check_shapes
 from ss_device.bundle import BIGRAM_BIAS
 from ss_device.config import SpeculativeConfig, tensor_shapes
 from ss_device.errors import UserError
+from ss_device.lora_names import lora_shapes, parse_lora_name
 from ss_device.packed_weights import packings
 from ss_device.rotary import attention_factor, inverse_frequencies
 from ss_runtime.mlx.kv_cache import Layers
@@ -231,20 +232,15 @@ def adapter_shapes(config: SpeculativeConfig, architecture: Architecture) -> dic
     The bigram bias is the host's: a bundle may keep it in a file of its own.
     """
     shapes = {n: s for n, s in tensor_shapes(config, architecture).items() if n not in BIGRAM_BIAS}
-    if rank := config.lora_rank:
-        for layer in range(architecture.num_layers):
-            for target, (outputs, inputs) in architecture.projection_shapes().items():
-                prefix = f"lora.layers.{layer}.{block_of(target)}.{target}"
-                shapes |= {f"{prefix}.a": (rank, inputs), f"{prefix}.b": (outputs, rank)}
-    return shapes
+    return shapes | (lora_shapes(architecture, config.lora_rank) if config.lora_rank else {})
 
 
 def module_path(name: str, first_msa_layer: int) -> str:
     """Where an adapter tensor (`adapter_shapes`) lives in StreamDecoder."""
+    if lora := parse_lora_name(name):
+        block, _, target = lora[0].rpartition(".")
+        return f"{block}.lora.{target}.{lora[1]}"
     kind, *rest = name.split(".")
-    if kind == "lora":
-        _, layer, block, target, factor = rest
-        return f"layers.{layer}.{block}.lora.{target}.{factor}"
     if kind == "stream_lora":
         layer, target, factor = rest
         return f"layers.{first_msa_layer + int(layer)}.{block_of(target)}.stream_lora.{target}.{factor}"

@@ -28,7 +28,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from ss_device.bundle import Bundle, BundledAdapter, MLXFunctions
+from ss_device.bundle import Bundle, BundledAdapter, MLXFunctions, exported_functions_file
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError, library_errors
@@ -41,7 +41,6 @@ from ss_runtime.mlx.kv_cache import Layers, write_rows
 from ss_runtime.mlx.tree_graph import TreeArrays, accepted_row, keep_best_nodes, node_scores, stream_mask
 from ss_runtime.settings import RuntimeSettings
 
-FOLDER = "mlxfn"
 LOGIT_LIMIT = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 
 
@@ -58,7 +57,7 @@ def functions_of(
 ) -> MLXFunctions:
     """The manifest's entry; slots: the context and the rows that the largest call writes behind it."""
     scratch = max(num_nodes, num_kept * (1 + config.num_streams), chunk)
-    file = f"{FOLDER}/{app}.mlxfn"
+    file = exported_functions_file(app)
     return MLXFunctions(file, dtype, chunk, num_nodes, num_kept, context, context + scratch, prune_over)
 
 

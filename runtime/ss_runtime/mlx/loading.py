@@ -78,14 +78,9 @@ class LoadedFolder:
         trained on has another one. What it generates is that copy's own text.
         """
         adapter.check_shapes(self.architecture)
-        factors = {
-            f"lora.{name}.{factor}": array
-            for name, pair in adapter.lora.items()
-            for factor, array in zip("ab", pair, strict=True)
-        }
         rows = settings.stream_rows or fastest_stream_rows(adapter.config)
         settings = replace(settings, stream_rows=rows, dtype=settings.dtype or self.dtype)
-        tensors = adapter.tensors | factors
+        tensors = adapter.tensors | adapter.lora_tensors()
         return MLXStepModel(self.architecture, adapter.config, self._arrays, tensors, settings)
 
 

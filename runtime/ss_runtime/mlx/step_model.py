@@ -11,8 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ss_device.architecture import Architecture
-from ss_device.bundle import PRUNE_OVER
-from ss_device.config import SpeculativeConfig
+from ss_device.config import PRUNE_OVER, SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.step_model import Choose, Proposal, StepLimits, Verified

@@ -21,8 +21,8 @@ from tests.tiny_models import make_tiny_base, random_adapter
 CONFIG = SpeculativeConfig(num_streams=2, num_msa_layers=1, stream_lora_rank=2, stream_lora_alpha=2.0)
 SHARED = paper_config("shared", num_streams=2, num_msa_layers=1, lora_rank=2, lora_alpha=6.0)
 WEIGHT = np.random.default_rng(0).normal(0, 0.1, (24, 96)).astype(np.float16)
-# form of the projections, form of the embedding: every form in both places.
-FORMS = (("int8", "lut4"), ("int4", "lut6"), ("lut4", "int8"), ("lut6", "int4"))
+# Weight formats of the projections and of the embedding: every one in both places.
+FORMATS = (("int8", "lut4"), ("int4", "lut6"), ("lut4", "int8"), ("lut6", "int4"))
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def base(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize(("form", "blocks", "largest"), [("int8", 1, 127), ("int4", 3, 7)])
-def test_integers_are_the_nearest_multiples_of_their_scale(form, blocks, largest):
-    stored = compress(WEIGHT, form)
+@pytest.mark.parametrize(("weight_format", "blocks", "largest"), [("int8", 1, 127), ("int4", 3, 7)])
+def test_integers_are_the_nearest_multiples_of_their_scale(weight_format, blocks, largest):
+    stored = compress(WEIGHT, weight_format)
     assert isinstance(stored, Quantized) and stored.scale.shape == (24, blocks)
     assert stored.scale.dtype == np.float16 and np.abs(stored.data).max() == largest
     scale = np.repeat(stored.scale.astype(np.float64), 96 // blocks, axis=1)
@@ -46,14 +46,14 @@ def test_integers_are_the_nearest_multiples_of_their_scale(form, blocks, largest
 def test_zeros_and_values_below_fp16_scales_stay_finite():
     weight = np.zeros((4, 32), np.float16)
     weight[1] = np.float16(2.0**-24)
-    for form in ("int8", "int4"):
-        stored = compress(weight, form)
+    for weight_format in ("int8", "int4"):
+        stored = compress(weight, weight_format)
         assert np.all(np.isfinite(stored.scale)) and not stored.data[0].any()
 
 
-@pytest.mark.parametrize(("form", "groups", "values"), [("lut4", 3, 16), ("lut6", 2, 64)])
-def test_tables_hold_the_nearest_values(form, groups, values):
-    stored = compress(WEIGHT, form)
+@pytest.mark.parametrize(("weight_format", "groups", "values"), [("lut4", 3, 16), ("lut6", 2, 64)])
+def test_tables_hold_the_nearest_values(weight_format, groups, values):
+    stored = compress(WEIGHT, weight_format)
     assert isinstance(stored, Palettized) and stored.table.shape == (groups, values)
     for group, rows in enumerate(np.split(np.arange(24), groups)):
         distance = np.abs(
@@ -61,7 +61,7 @@ def test_tables_hold_the_nearest_values(form, groups, values):
         )
         used = np.take_along_axis(distance, stored.indices[rows][..., None].astype(np.int64), -1)[..., 0]
         assert np.all(used <= distance.min(axis=-1) + 1e-4)
-    again = compress(WEIGHT, form)
+    again = compress(WEIGHT, weight_format)
     np.testing.assert_array_equal(again.indices, stored.indices)
     np.testing.assert_array_equal(again.table, stored.table)
 
@@ -71,7 +71,7 @@ def test_group_sizes_divide_what_is_grouped():
     assert compress(WEIGHT[:17], "lut6").table.shape == (1, 64)
 
 
-@pytest.mark.parametrize(("weights", "embedding"), FORMS)
+@pytest.mark.parametrize(("weights", "embedding"), FORMATS)
 def test_package_equals_the_reference_with_its_dequantized_weights(base, tmp_path, weights, embedding):
     config = SHARED if weights == "lut4" else CONFIG
     adapter = random_adapter(base, config)
@@ -92,11 +92,11 @@ def test_package_equals_the_reference_with_its_dequantized_weights(base, tmp_pat
 def test_both_functions_share_the_compressed_weights(base, tmp_path):
     sizes = {}
     adapter = random_adapter(base, CONFIG)
-    for form in ("fp16", "int8"):
-        path = tmp_path / form / "tiny.mlpackage"
-        options = CoreMLOptions(4, 4, 16, 4, weights=form, embedding_weights=form)
+    for weight_format in ("fp16", "int8"):
+        path = tmp_path / weight_format / "tiny.mlpackage"
+        options = CoreMLOptions(4, 4, 16, 4, weights=weight_format, embedding_weights=weight_format)
         write_package(base.architecture, base.weights(), adapter, options, path)
-        sizes[form] = (path / "Data/com.apple.CoreML/weights/weight.bin").stat().st_size
+        sizes[weight_format] = (path / "Data/com.apple.CoreML/weights/weight.bin").stat().st_size
     matrices = sum(w.size for w in base.weights().values() if w.ndim == 2)
     assert 0.85 * matrices < sizes["fp16"] - sizes["int8"] <= matrices
     names = decompressed_constants(path, "tiny_prefill").keys()

@@ -104,18 +104,18 @@ def test_cuts_outside_the_layers_are_refused(base, tmp_path, cuts):
         make_coreml(base, random_adapter(base, PLUS), options, tmp_path / "coreml/a.mlpackage")
 
 
-@pytest.mark.parametrize("form", WEIGHT_FORMATS)
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
 @pytest.mark.parametrize("shape", [(64, 96), (24, 40), (14, 22)])
-def test_stored_bytes_are_what_compression_leaves(form, shape):
+def test_stored_bytes_are_what_compression_leaves(weight_format, shape):
     weight = np.random.default_rng(0).normal(size=shape).astype(np.float16)
-    stored = compress(weight, form)
-    if form == "fp16":
+    stored = compress(weight, weight_format)
+    if weight_format == "fp16":
         size = stored.nbytes
-    elif form.startswith("int"):
+    elif weight_format.startswith("int"):
         size = stored.data.size * stored.bits // 8 + stored.scale.nbytes
     else:
         size = -(-stored.indices.size * stored.bits // 8) + stored.table.nbytes
-    assert stored_bytes(shape, form) == size
+    assert stored_bytes(shape, weight_format) == size
 
 
 def test_cuts_make_files_even_and_keep_them_small(base, monkeypatch):
@@ -123,7 +123,7 @@ def test_cuts_make_files_even_and_keep_them_small(base, monkeypatch):
     options = CoreMLOptions(6, 4, CONTEXT, CHUNK)
 
     def chosen(count):
-        return parts.choose_cuts(base.architecture, [(adapter, options)], options, count)
+        return parts.choose_cuts(base.architecture, [adapter], options, count)
 
     assert chosen("auto") == () and chosen(1) == ()
     # Embedding (first), head (last, and where the first MSA layer prunes) outweigh this base's layers.

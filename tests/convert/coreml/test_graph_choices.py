@@ -1,4 +1,4 @@
-"""The graph's forms (layout, attention, head in parts, commit, padded state) against the reference."""
+"""The graph's choices (layout, attention, head in parts, commit, padded state) against the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLUS = SpeculativeConfig(
 SHARED = paper_config(
     "shared", num_msa_layers=1, num_streams=2, main_attends_streams=True, lora_rank=2, lora_alpha=3.0
 )
-FORMS = {
+GRAPHS = {
     "ane": (PLUS, {**PRESETS["ane"], "head_split": 128}, {"weights": "lut6", "embedding_weights": "lut4"}),
     "ane, LoRA": (SHARED, {**PRESETS["ane"], "prune_over": "vocabulary"}, {"embedding_weights": "int8"}),
     "gpu": (PLUS, PRESETS["gpu"], {"weights": "int4", "embedding_weights": "int8"}),
@@ -61,9 +61,9 @@ def without_padding(monkeypatch):
     monkeypatch.setattr(cases, "committed_cache", cut)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_equals_the_reference(base, tmp_path, without_padding, form):
-    config, graph, weights = FORMS[form]
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_graph_equals_the_reference(base, tmp_path, without_padding, name):
+    config, graph, weights = GRAPHS[name]
     adapter = random_adapter(base, config)
     options = CoreMLOptions(6, 4, CONTEXT, CHUNK, **graph, **weights)
     path = tmp_path / "coreml" / "tiny.mlpackage"
@@ -77,7 +77,7 @@ def test_every_form_equals_the_reference(base, tmp_path, without_padding, form):
 
 
 def _check_operations(step, options) -> None:
-    """The form is what it says."""
+    """The graph is what its options say."""
     counts = step.op_histogram()
     assert ("linear" in counts) == (options.layout == "linear") and ("conv" in counts) != (
         "linear" in counts
