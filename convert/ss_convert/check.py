@@ -44,7 +44,7 @@ def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: t
 
 def check_functions(bundle: Bundle, entry: BundledAdapter) -> None:
     """Import the exported functions and compare their first calls with the runtime's, node by node."""
-    from ss_runtime.mlx.exported_functions import first_difference
+    from ss_runtime.mlx.function_comparison import first_difference
 
     if difference := first_difference(bundle, entry, CHECKED_STEPS):
         raise UserError(f"check failed: exported functions against the MLX runtime: {difference}")
