@@ -34,9 +34,10 @@ from ss_device.base_model import BaseFolder, open_base
 from ss_device.bundle import open_bundle
 from ss_device.command_line import CommandParser, add_device, console, positive, print_json, run_command
 from ss_device.decoding import Drafter, decode
+from ss_device.draft_choice import DraftChoice
 from ss_device.errors import UserError
 from ss_device.evaluation.prompts import fitting_prompts
-from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
+from ss_device.evaluation.replay_report import replay_adapter
 from ss_device.evaluation.report import evaluate_adapter
 from ss_device.outputs import check_new_file, write_text
 from ss_device.reference.device import chosen_device, device_text
@@ -126,7 +127,7 @@ def replaying(setting: Setting) -> dict:
 
     def run(device: str) -> dict:
         own = setting.folder / f"own-{device}.jsonl"
-        trees = [TreeChoice.parse(f"best-first:{NODES}")]
+        trees = [DraftChoice.parse(f"best-first:{NODES}")]
         result = replay_adapter(
             setting.adapter_folder, setting.base.path, setting.data, own, trees, setting.limit,
             setting.tokens, device=device,

@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ss_device.decoding import decode
+from ss_device.draft_choice import DraftChoice
 from ss_device.draft_policy import NUM_CELLS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.step_model import Proposal, StepLimits, StepModel, Verified
 from ss_device.tree import DraftTree, root_only, tree_from_parents
 from ss_runtime.bench.pruning import decoded_tokens_per_call, measure_pruned
 from ss_runtime.bench.recorded_ranks import path_shares, predicted_tokens_per_call
 from ss_runtime.mlx.step_model import MLXStepModel
-from ss_runtime.tuning import AdaptiveChoice, DraftChoice
+from ss_runtime.tuning import AdaptiveChoice
 
 BLANK_CONTEXT = 256  # tokens behind which steps are timed where no prompt says how long texts are
 SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64)

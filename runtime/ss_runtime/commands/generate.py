@@ -16,6 +16,7 @@ from ss_device.command_line import (
     run_command,
 )
 from ss_device.decoding import Drafter, check_request
+from ss_device.draft_choice import DraftChoice
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.sampling import Sampler
@@ -40,7 +41,7 @@ from ss_runtime.coreml.step_model import COMPUTE_UNITS
 from ss_runtime.generation import Result
 from ss_runtime.plain_base import has_streams, plain_base
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
-from ss_runtime.tuning import AdaptiveChoice, DraftChoice, drafts_need_tuning, read_tuning, untuned_hint
+from ss_runtime.tuning import AdaptiveChoice, drafts_need_tuning, read_tuning, untuned_hint
 
 SHAPES = ("best-first", "chain", "k-ary")
 
