@@ -51,7 +51,7 @@ from ss_device.training.schedule import AdapterSchedule
 from ss_runtime.backends import DTYPES, why_not
 from ss_runtime.commands.validate import DEFAULTS, validate_backend
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact
-from ss_runtime.validation import Replay
+from ss_runtime.validation import ReplayOutcome
 
 NODES = 32
 TRAININGS = {
@@ -103,7 +103,7 @@ def golden_traces(setting: Setting) -> dict:
             found[f"{backend} {dtype}"] = reason
             continue
         options = {"device": "cpu"} if backend == "reference" else {}
-        replayed = Replay(backend, dtype, weights_are_exact(bundle, backend, origin), origin)
+        replayed = ReplayOutcome(backend, dtype, weights_are_exact(bundle, backend, origin), origin)
         validate_backend(bundle, adapter, traces, replayed, options)
         found[f"{backend} {dtype}"] = f"{replayed.token_exact} of {replayed.prompts} exact"
         found.setdefault("failures", []).extend(replayed.failures)

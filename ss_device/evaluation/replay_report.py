@@ -16,7 +16,7 @@ from ss_device.draft_choice import DraftChoice
 from ss_device.evaluation.acceptance import AcceptanceCounts
 from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.repetition import repeats
-from ss_device.evaluation.replay import replay
+from ss_device.evaluation.replay import replay_continuations
 from ss_device.evaluation.stopping import text_before_stop
 from ss_device.evaluation.task_scores import task_scores
 from ss_device.json_lines import read_json_lines
@@ -42,7 +42,7 @@ def replay_adapter(
     weights: Mapping[str, np.ndarray] | None = None,
     device: str | None = None,
 ) -> dict:
-    """Acceptance of an adapter on `limit` prompts of `data` for every tree (see `replay`), and the metric.
+    """Acceptance of an adapter on `limit` prompts of `data` for every tree (see `replay_continuations`), and the metric.
 
     The prompts are those that `evaluate` draws. `continuations`: JSON lines of the model's own text,
     made here where prompts are missing; every lossless adapter of a base shares them. Prompts of more
@@ -64,7 +64,7 @@ def replay_adapter(
     made_from = _made_from(adapter, weights)
     outputs = _own_texts(model, tokenizer, tests, continuations, settings, made_from, report)
     drafters, ends = [t.drafter(adapter.bigram_bias()) for t in trees], frozenset(shape.eos_ids)
-    counts = replay(
+    counts = replay_continuations(
         model, drafters, tests.ids, outputs, ends, max_tokens,
         report=lambda done, total: report({"step": done, "steps": total}),
     )  # fmt: skip

@@ -146,7 +146,7 @@ class RecordedModel:
         return drafts[min(position, len(drafts) - 1)].astype(np.float32)
 
 
-def replay(
+def replay_recordings(
     drafter, recordings: Sequence[Recording], costs: StepCosts, stop_ids: frozenset[int]
 ) -> tuple[float, float, float]:
     """Tokens per call, model seconds per call by the table, host seconds of drafting per call."""
@@ -171,12 +171,12 @@ def learn(
     found = {}
     for streams in ("never", "always"):
         drafter = AdaptiveDrafter(num_nodes, costs, blank, bigram_bias, streams=streams)
-        replay(drafter, recordings, costs, stop_ids)
+        replay_recordings(drafter, recordings, costs, stop_ids)
         found[streams] = drafter.experience()
     never, always = found["never"], found["always"]
     start = replace(always, rate=max(never.rate, always.rate), lookup=never.lookup)
     drafter = AdaptiveDrafter(num_nodes, costs, start, bigram_bias)
-    replay(drafter, recordings, costs, stop_ids)
+    replay_recordings(drafter, recordings, costs, stop_ids)
     return drafter.experience()
 
 
@@ -224,7 +224,7 @@ def _replayed(wanted, bigram_bias, recordings, costs: StepCosts, stop_ids, repor
     """Evidence of every choice from the recordings."""
     evidence = []
     for choice in wanted:
-        found = replay(choice.drafter(bigram_bias), recordings, costs, stop_ids)
+        found = replay_recordings(choice.drafter(bigram_bias), recordings, costs, stop_ids)
         evidence.append(_evidence(choice.label(), *found))
         report(choice.label())
     return evidence
