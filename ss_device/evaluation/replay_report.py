@@ -42,12 +42,13 @@ def replay_adapter(
     weights: Mapping[str, np.ndarray] | None = None,
     device: str | None = None,
 ) -> dict:
-    """Acceptance of an adapter on `limit` prompts of `data` for every tree (see `replay_continuations`), and the metric.
+    """Acceptance of an adapter on `limit` prompts of `data` for every tree, and the metric.
 
-    The prompts are those that `evaluate` draws. `continuations`: JSON lines of the model's own text,
-    made here where prompts are missing; every lossless adapter of a base shares them. Prompts of more
-    than `longest_prompt` tokens (default: what leaves room for `max_tokens` in the context) are left
-    out and counted. device: `cpu`, `cuda` or `mps` (None: what is there).
+    Trees are replayed (`replay_continuations`). The prompts are those that `evaluate` draws.
+    `continuations`: JSON lines of the model's own text, made here where prompts are missing; every
+    lossless adapter of a base shares them. Prompts of more than `longest_prompt` tokens (default: what
+    leaves room for `max_tokens` in the context) are left out and counted. device: `cpu`, `cuda` or
+    `mps` (None: what is there).
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
     app = with_tokenizer_template(load_application(adapter.app), base.path)
