@@ -12,12 +12,16 @@ import argparse
 import json
 from pathlib import Path
 
+from ss_device.old_names import adapter_entries
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="folder with <app>/<adapter>.json")
     folder = parser.parse_args().folder
-    results = [(path, json.loads(path.read_text())) for path in sorted(folder.glob("*/*.json"))]
+    results = [
+        (path, adapter_entries(json.loads(path.read_text()))) for path in sorted(folder.glob("*/*.json"))
+    ]
     print(
         "| application | adapter | tree | rows | tokens per call | 10 / 50 / 90 % | acceptance by depth |"
     )

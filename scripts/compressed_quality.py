@@ -24,7 +24,8 @@ from ss_convert.stored_weights import stored_weights
 from ss_device.base_model import models_folder, open_base
 from ss_device.bundle import open_bundle
 from ss_device.command_line import add_device
-from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
+from ss_device.draft_choice import DraftChoice
+from ss_device.evaluation.replay_report import replay_adapter
 from ss_runtime.commands.validate import main as ss_validate
 
 TREES = ("best-first:32",)
@@ -94,7 +95,7 @@ def measure(weight_format: str, app: str, arguments: argparse.Namespace) -> None
         base.path,
         arguments.data / app / "test.jsonl.gz",
         arguments.folder / weight_format / f"own_{app}.jsonl",
-        [TreeChoice.parse(tree) for tree in TREES],
+        [DraftChoice.parse(tree) for tree in TREES],
         arguments.limit,
         longest_prompt=arguments.longest_prompt,
         weights=stored_weights(packages, functions.step, base.weights(), base.architecture),

@@ -87,7 +87,7 @@ def main() -> int:
     elif arguments.only in TARGETS:
         return convert(folder, arguments.only)
     elif arguments.only:
-        replay(folder, arguments.only)
+        take_one_step(folder, arguments.only)
     else:
         figures = measure(arguments.shape, arguments.folder)
         (folder / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
@@ -158,7 +158,7 @@ def convert(folder: Path, target: str) -> int:
     return ss_convert([*map(str, arguments), *SIZES, "--target", target, "--no-golden", "--json"])
 
 
-def replay(folder: Path, back_end: str) -> None:
+def take_one_step(folder: Path, back_end: str) -> None:
     """A prefill and one tree on a back end in float32, into `<back end>.npz`.
 
     Base and adapter hold float16 values, so that package and reference compute with the same weights.

@@ -15,12 +15,13 @@ from rich.table import Table
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.command_line import console
 from ss_device.decoding import Drafter
+from ss_device.draft_choice import DraftChoice
 from ss_runtime.backends import open_backend
 from ss_runtime.commands import bench
 from ss_runtime.generation import Result, generate
 from ss_runtime.settings import RuntimeSettings, default_dtype
 from ss_runtime.tokenization import load_tokenizer
-from ss_runtime.tuning import AdaptiveChoice, DraftChoice, read_tuning
+from ss_runtime.tuning import AdaptiveChoice, read_tuning
 
 ROUNDS = 3
 """Timed rounds after one to warm up; in every other one the drafts come first."""

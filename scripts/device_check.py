@@ -34,9 +34,10 @@ from ss_device.base_model import BaseFolder, open_base
 from ss_device.bundle import open_bundle
 from ss_device.command_line import CommandParser, add_device, console, positive, print_json, run_command
 from ss_device.decoding import Drafter, decode
+from ss_device.draft_choice import DraftChoice
 from ss_device.errors import UserError
 from ss_device.evaluation.prompts import fitting_prompts
-from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
+from ss_device.evaluation.replay_report import replay_adapter
 from ss_device.evaluation.report import evaluate_adapter
 from ss_device.outputs import check_new_file, write_text
 from ss_device.reference.device import chosen_device, device_text
@@ -51,7 +52,7 @@ from ss_runtime.backends import why_not
 from ss_runtime.commands.validate import DEFAULTS, validate_backend
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact
 from ss_runtime.settings import DTYPES, RuntimeSettings
-from ss_runtime.validation import Replay
+from ss_runtime.validation import ReplayOutcome
 
 NODES = 32
 TRAININGS = {
@@ -103,7 +104,7 @@ def golden_traces(setting: Setting) -> dict:
             found[f"{backend} {dtype}"] = reason
             continue
         settings = RuntimeSettings(device="cpu" if backend == "reference" else None)
-        replayed = Replay(backend, dtype, weights_are_exact(bundle, backend, origin), origin)
+        replayed = ReplayOutcome(backend, dtype, weights_are_exact(bundle, backend, origin), origin)
         validate_backend(bundle, adapter, traces, replayed, settings)
         found[f"{backend} {dtype}"] = f"{replayed.token_exact} of {replayed.prompts} exact"
         found.setdefault("failures", []).extend(replayed.failures)
@@ -127,7 +128,7 @@ def replaying(setting: Setting) -> dict:
 
     def run(device: str) -> dict:
         own = setting.folder / f"own-{device}.jsonl"
-        trees = [TreeChoice.parse(f"best-first:{NODES}")]
+        trees = [DraftChoice.parse(f"best-first:{NODES}")]
         result = replay_adapter(
             setting.adapter_folder, setting.base.path, setting.data, own, trees, setting.limit,
             setting.tokens, device=device,

@@ -21,6 +21,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 from ss_device.errors import UserError  # noqa: E402
+from ss_device.old_names import adapter_entries  # noqa: E402
 
 BASE = "ss-demo-base"
 TREE_ROWS = (
@@ -97,7 +98,7 @@ def read_results(measured: Path) -> Results:
     for path in sorted(measured.glob("*/*.json")):
         if path.stem.startswith(path.parent.name):
             suffix = path.stem.removeprefix(path.parent.name)
-            results.setdefault(path.parent.name, {})[suffix] = json.loads(path.read_text())
+            results.setdefault(path.parent.name, {})[suffix] = adapter_entries(json.loads(path.read_text()))
     return {app: results[app] for app in (*ORDER, *sorted(results.keys() - set(ORDER))) if app in results}
 
 

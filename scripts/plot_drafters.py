@@ -18,6 +18,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+from ss_device.old_names import adapter_entries  # noqa: E402
+
 APPS = ("sqlctx", "e2e_nlg", "dialogsum")
 LABELS = {
     "lora": "plain LoRA",
@@ -69,7 +71,7 @@ def print_rows(app: str, folder: Path) -> None:
     for row, label in LABELS.items():
         path = folder / f"{row}.json"
         if path.exists():
-            print(table_line(label, json.loads(path.read_text())))
+            print(table_line(label, adapter_entries(json.loads(path.read_text()))))
 
 
 def print_rotations(folder: Path) -> None:

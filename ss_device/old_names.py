@@ -18,7 +18,8 @@ def renamed(raw: object, names: Mapping[str, str]) -> object:
 
 
 def adapter_entries(raw: dict) -> dict:
-    """The entries of a speculative_config.json, or of an adapter in a manifest, under today's names."""
+    """The entries of a speculative_config.json, of an adapter in a manifest, or of a measurement, under
+    today's names."""
     raw = dict(renamed(raw, BUNDLED))
     for key, names in (("config", CONFIG), ("parameters", PARAMETERS)):
         if key in raw:

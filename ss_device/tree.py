@@ -177,36 +177,56 @@ def grow_with_probabilities(
     """
     paths, parents, probabilities = [(root,)], [-1], [1.0]
     limits = None if least is None else (-np.log(np.maximum(least, 1e-30))).tolist()
-    frontier: list[tuple[float, int, int, int]] = []  # -log p, creation order, parent, child rank
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    created = 0
+    frontier = _Frontier()
 
-    def push(parent: int, rank: int, base: float) -> None:
-        nonlocal created
-        _, log_probs = found[parent]
-        if rank < len(log_probs):
-            heapq.heappush(frontier, (base - float(log_probs[rank]), created, parent, rank))
-            created += 1
+    def children(path: tuple[int, ...]) -> tuple[Sequence[int], Sequence[float]]:
+        closed = len(path) > depth_limit or path[-1] in stop_ids or len(paths) == num_nodes
+        return ((), ()) if closed else ranked(path)
 
-    def open_node(node: int, cost: float) -> None:
-        closed = len(paths[node]) > depth_limit or paths[node][-1] in stop_ids or len(paths) == num_nodes
-        found.append(((), ()) if closed else ranked(paths[node]))
-        push(node, 0, cost)
-
-    if num_nodes > 1:
-        open_node(0, 0.0)
+    frontier.add_node(0.0, children(paths[0]))
     while frontier and len(paths) < num_nodes:
-        cost, _, parent, rank = heapq.heappop(frontier)
+        cost, parent, token = frontier.pop()
         if limits is not None and cost > limits[len(paths) - 1]:
             break
-        ids, log_probs = found[parent]
         probabilities.append(float(np.exp(-cost)))
-        paths.append((*paths[parent], int(ids[rank])))
+        paths.append((*paths[parent], token))
         parents.append(parent)
-        push(parent, rank + 1, cost + float(log_probs[rank]))
-        open_node(len(paths) - 1, cost)
+        frontier.add_node(cost, children(paths[-1]))
     tree = tree_from_parents([path[-1] for path in paths], parents)
     return tree, np.minimum.accumulate(np.array(probabilities))
+
+
+class _Frontier:
+    """Children that may join a tree next, by path probability, equal ones in the order of their creation.
+
+    Of one node's children only the best that is not in the tree: the others are no better.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, int]] = []  # -log p, creation order, parent, child rank
+        self._children: list[tuple[Sequence[int], Sequence[float]]] = []
+        self._created = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def add_node(self, cost: float, children: tuple[Sequence[int], Sequence[float]]) -> None:
+        """The tree's next node: -log p of its path, its children's ids and log-probabilities."""
+        self._children.append(children)
+        self._push(len(self._children) - 1, 0, cost)
+
+    def pop(self) -> tuple[float, int, int]:
+        """-log p of the best child's path, its parent, its token. The next sibling takes its place."""
+        cost, _, parent, rank = heapq.heappop(self._heap)
+        ids, log_probs = self._children[parent]
+        self._push(parent, rank + 1, cost + float(log_probs[rank]))
+        return cost, parent, int(ids[rank])
+
+    def _push(self, parent: int, rank: int, base: float) -> None:
+        _, log_probs = self._children[parent]
+        if rank < len(log_probs):
+            heapq.heappush(self._heap, (base - float(log_probs[rank]), self._created, parent, rank))
+            self._created += 1
 
 
 class StreamChildren:

@@ -44,7 +44,7 @@ def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: t
 
 def check_functions(bundle: Bundle, entry: BundledAdapter) -> None:
     """Import the exported functions and compare their first calls with the runtime's, node by node."""
-    from ss_runtime.mlx.exported_functions import first_difference
+    from ss_runtime.mlx.function_comparison import first_difference
 
     if difference := first_difference(bundle, entry, CHECKED_STEPS):
         raise UserError(f"check failed: exported functions against the MLX runtime: {difference}")
@@ -85,7 +85,7 @@ def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> No
     """Run the fresh package on the executor and compare with the golden trace."""
     from ss_executor import ExecutorError
     from ss_runtime.coreml.step_model import open_executor_model
-    from ss_runtime.validation import Replay, golden_of, has_exact_weights, replay
+    from ss_runtime.validation import ReplayOutcome, golden_of, has_exact_weights, replay_traces
 
     try:
         model = open_executor_model(bundle, entry, "float32", keep_weights=False)
@@ -100,7 +100,7 @@ def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> No
         if not np.all(np.isfinite(verified.stream_logits)):
             raise UserError(f"check failed: the package gives logits of '{entry.app}' that are not finite")
         return
-    found = Replay("executor", "float32", has_exact_weights(bundle, entry, "executor"))
-    replay(model, traces[:1], found, CHECKED_STEPS)
+    found = ReplayOutcome("executor", "float32", has_exact_weights(bundle, entry, "executor"))
+    replay_traces(model, traces[:1], found, CHECKED_STEPS)
     if found.failures:
         raise UserError(f"check failed: Core ML package against the reference: {found.failures[0]}")

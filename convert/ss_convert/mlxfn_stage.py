@@ -13,7 +13,7 @@ from ss_device.errors import UserError
 def write(plan: Plan, entry: BundledAdapter, planned: PlannedAdapter, folder: Path) -> dict:
     """Export an adapter's prefill, step and commit into `folder`. → the manifest's `mlxfn` entry."""
     try:
-        from ss_runtime.mlx.exported_functions import export_adapter, functions_of
+        from ss_runtime.mlx.function_export import export_adapter, functions_of
     except ImportError as error:
         raise UserError("--target mlxfn needs MLX: pip install 'ss-device[runtime]'") from error
     options = planned.options

@@ -126,7 +126,7 @@ def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) 
             f"the functions of '{adapter.app}' were exported in {adapter.mlxfn.dtype}, not in {dtype}"
         )
     load_openblas()
-    from ss_runtime.mlx.exported_functions import open_functions
+    from ss_runtime.mlx.function_model import open_functions
     from ss_runtime.mlx.function_probe import check_functions
 
     check_functions(bundle, adapter)

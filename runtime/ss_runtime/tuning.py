@@ -9,49 +9,16 @@ import sys
 from dataclasses import asdict, dataclass
 
 from ss_device.bundle import Bundle
-from ss_device.decoding import Drafter
+from ss_device.draft_choice import DraftChoice
 from ss_device.draft_policy import KINDS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.errors import UserError
 from ss_device.old_names import EXPERIENCE, renamed
 from ss_device.outputs import WAIT_SECONDS, output_lock, write_text
-from ss_device.prompt_lookup import PromptLookup
 from ss_device.strict_json import read_json
 from ss_device.tree import BigramBias
 
 FORMAT_VERSION = 2
 FILE = "tuning.json"
-
-
-@dataclass(frozen=True)
-class DraftChoice:
-    """The same draft in every step: nodes per call (1: plain decoding), shape, prompt lookup or none.
-
-    max_streams: draft with the first γ' streams alone. num_kept: nodes that are kept by pruning (None: all,
-    whatever the bundle's package keeps).
-    """
-
-    num_nodes: int
-    shape: str = "best-first"
-    lookup: bool = False
-    max_streams: int | None = None
-    num_kept: int | None = None
-
-    def drafter(self, bigram_bias: BigramBias | None) -> Drafter:
-        lookup = PromptLookup() if self.lookup else None
-        return Drafter(
-            self.num_nodes,
-            self.shape,
-            bigram_bias=bigram_bias,
-            max_streams=self.max_streams,
-            lookup=lookup,
-        )
-
-    def label(self) -> str:
-        if self.num_nodes == 1:
-            return "plain"
-        streams = f" {self.max_streams} streams" if self.max_streams else ""
-        kept = f", {self.num_kept} kept" if self.num_kept else ""
-        return f"{self.num_nodes} {self.shape}{streams}" + " +lookup" * self.lookup + kept
 
 
 @dataclass(frozen=True)

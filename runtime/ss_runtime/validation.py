@@ -59,7 +59,7 @@ class Difference:
 
 
 @dataclass
-class Replay:
+class ReplayOutcome:
     """What a replay found.
 
     nodes: choices compared; stream_steps: steps whose stream logits were compared; dropped_nodes: nodes the
@@ -199,13 +199,13 @@ def has_exact_weights(bundle: Bundle, adapter: BundledAdapter, backend: str) -> 
     return bundle.manifest.made.exact_weights
 
 
-def replay(
+def replay_traces(
     model: StepModel,
     traces: Sequence[Trace],
-    found: Replay,
+    found: ReplayOutcome,
     max_steps: int | None = None,
     advance: Callable[[str], None] = lambda text: None,
-) -> Replay:
+) -> ReplayOutcome:
     """Feed `traces` to `model`, add what differs to `found` and return it.
 
     Raises UserError when a trace does not fit the model (more nodes or a longer text than it takes).
@@ -241,7 +241,7 @@ def _check_fits(model: StepModel, trace: Trace, index: int) -> None:
 
 
 def _replay_prompt(
-    model: StepModel, index: int, trace: Trace, found: Replay, max_steps: int | None
+    model: StepModel, index: int, trace: Trace, found: ReplayOutcome, max_steps: int | None
 ) -> bool:
     """One prompt; False when the back end pruned the recorded path away and cannot go on."""
     proposal = model.prefill(list(trace.prompt))
@@ -265,7 +265,7 @@ def _replay_prompt(
     return True
 
 
-def _check_outcome(step: TraceStep, verified: Verified, found: Replay) -> None:
+def _check_outcome(step: TraceStep, verified: Verified, found: ReplayOutcome) -> None:
     """What must hold of a step whatever the reference did: finite logits, and the walk that they give."""
     logits = () if verified.logits is None else verified.logits
     found.not_finite += not (np.isfinite(verified.stream_logits).all() and np.isfinite(logits).all())
@@ -274,7 +274,7 @@ def _check_outcome(step: TraceStep, verified: Verified, found: Replay) -> None:
 
 
 def _compare_nodes(
-    index: int, number: int, length: int, step: TraceStep, verified: Verified, found: Replay
+    index: int, number: int, length: int, step: TraceStep, verified: Verified, found: ReplayOutcome
 ) -> None:
     chosen = dict(zip(verified.kept.tolist(), verified.chosen.tolist(), strict=True))
     for node, expected, margin in zip(
@@ -291,7 +291,7 @@ def _compare_nodes(
             )
 
 
-def _compare_streams(step: TraceStep, verified: Verified, found: Replay) -> None:
+def _compare_streams(step: TraceStep, verified: Verified, found: ReplayOutcome) -> None:
     """Stream logits at the probes, when both accepted the same node."""
     if verified.accepted_node != step.path[-1]:
         return

@@ -26,7 +26,7 @@ from ss_device.tree import DraftTree
 
 
 @torch.no_grad()
-def replay(
+def replay_continuations(
     model: StreamModel,
     drafters: Sequence[Drafter],
     prompts: Sequence[Sequence[int]],
@@ -54,7 +54,7 @@ def replay(
         logits = stream_logits(model, [documents[i] for i in batch])
         for row, index in enumerate(batch):
             for drafter, count in zip(drafters, counts, strict=True):
-                replay_one(
+                replay_continuation(
                     drafter, logits[row], prompts[index], outputs[index], stop_ids, max_tokens, count[index]
                 )
         done += len(batch)
@@ -70,7 +70,7 @@ def stream_logits(model: StreamModel, documents: Sequence[Document]) -> np.ndarr
     return out.streams.float().cpu().numpy()
 
 
-def replay_one(
+def replay_continuation(
     drafter: Drafter,
     logits: np.ndarray,
     prompt: Sequence[int],
@@ -79,7 +79,7 @@ def replay_one(
     max_tokens: int,
     counts: AcceptanceCounts,
 ) -> None:
-    """Walk one text. logits [≥ len(output), γ, V]; prompt, output as in `replay`. Adds to `counts`.
+    """Walk one text and add to `counts`. logits [≥ len(output), γ, V]; prompt, output: token ids.
 
     The root of a call is token r, drafted below by row r; with a tokens accepted the next root is
     token r + a + 1, which the last accepted node chose.

@@ -75,11 +75,11 @@ class ReferenceStepModel:
     @torch.no_grad()
     def step(self, tree: DraftTree, choose: Choose | None = None) -> Verified:
         """Verify a tree; see `StepModel`. `Verified.logits` holds the main logits [K', V]."""
-        n, first = self.length, self.model.first_msa_layer
+        n, first_msa_layer = self.length, self.model.first_msa_layer
         check_tree(self.limits, tree, n)
         rows = self._rows(tree.tokens, n + tree.depths, tree)
         self._scratch = []
-        for index in range(first):
+        for index in range(first_msa_layer):
             rows, new = self.model.layer(index, rows, self.cache[index])
             self._scratch.append(new)
         self._kept = np.arange(tree.num_nodes, dtype=np.int32)
@@ -88,7 +88,7 @@ class ReferenceStepModel:
             self._kept = keep_best_nodes(scores, self.limits.num_kept).astype(np.int32)
             rows = _select(rows, self._here(self._kept), n)
         rows = self.model.start_streams(rows, self._here(np.arange(len(self._kept)))[None])
-        for index in range(first, len(self.cache)):
+        for index in range(first_msa_layer, len(self.cache)):
             rows, new = self.model.layer(index, rows, self.cache[index])
             self._scratch.append(new)
         self.last = self._verified(tree, rows, choose)
@@ -119,10 +119,10 @@ class ReferenceStepModel:
     def _verified(self, tree: DraftTree, rows: Rows, choose: Choose | None) -> Verified:
         logits = self.model.logits(rows.main[0]).float().cpu().numpy()
         chosen = logits.argmax(-1).astype(np.int32) if choose is None else choose(self._kept, logits)
-        accepted = walk(tree, self._kept, chosen)[-1]
-        row = int(np.searchsorted(self._kept, accepted))
-        streams = self.model.logits(rows.streams[0, row]).float().cpu().numpy()
-        return Verified(self._kept, chosen, accepted, streams, logits)
+        accepted_node = walk(tree, self._kept, chosen)[-1]
+        accepted_row = int(np.searchsorted(self._kept, accepted_node))
+        streams = self.model.logits(rows.streams[0, accepted_row]).float().cpu().numpy()
+        return Verified(self._kept, chosen, accepted_node, streams, logits)
 
 
 def node_scores(model: StreamModel, hidden: torch.Tensor, tree: DraftTree, prune_over: str) -> np.ndarray:

@@ -571,10 +571,11 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def run_replay(arguments: argparse.Namespace) -> int:
-    from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
+    from ss_device.draft_choice import DraftChoice
+    from ss_device.evaluation.replay_report import replay_adapter
     from ss_device.training.progress import training_progress
 
-    trees = [TreeChoice.parse(text) for text in arguments.tree or ["best-first:32"]]
+    trees = [DraftChoice.parse(text) for text in arguments.tree or ["best-first:32"]]
     with training_progress("replay", as_json=False) as report:
         result = replay_adapter(
             arguments.adapter,

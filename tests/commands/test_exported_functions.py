@@ -58,11 +58,14 @@ def test_a_wrong_export_is_caught(refuses, models, tmp_path, monkeypatch):
     """The check compares with the runtime: a graph that ignores the streams' order must not pass."""
     import mlx.core as mx
 
-    def wrong(ancestors, streams, attends):
-        size = ancestors.shape[0] * (1 + streams)
-        return mx.eye(size, dtype=mx.bool_)
+    from ss_runtime.mlx.function_export import InputMask
 
-    monkeypatch.setattr("ss_runtime.mlx.exported_functions.stream_mask", wrong)
+    right = InputMask.rows
+
+    def wrong(mask, among):
+        return right(mask, mx.eye(among.shape[0], dtype=mx.bool_))
+
+    monkeypatch.setattr(InputMask, "rows", wrong)
     options = ("--target", "mlxfn", "--mlxfn-dtype", "float32", "--no-golden", *SIZES)
     arguments = ("--adapter", "tiny", "--models", models, "--output", tmp_path / "out", *options)
     refuses(ss_convert, *arguments, says=("exported functions", "other stream logits"))

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -203,3 +204,12 @@ def test_bad_plans_and_missing_data_are_named(folder, capsys, tmp_path):
     assert "--data" in capsys.readouterr().err
     assert run(folder, "--work", str(tmp_path / "work"), "--data", str(tmp_path)) == 2
     assert ".jsonl.gz: no such file" in capsys.readouterr().err
+
+
+def test_the_shipped_plan_is_read():
+    plan = train_models.read_plan(
+        Path(train_models.__file__).parents[1] / "models/recipes/ss_demo_models.toml"
+    )
+    assert plan.recipe.is_file() and {a.name for a in plan.applications} >= {"sqlctx", "e2e_nlg"}
+    assert [a.bigram_bias for a in plan.adapters if a.settings == "plus"] == [True]
+    assert not any(a.bigram_bias for a in plan.adapters if a.settings == "paper")

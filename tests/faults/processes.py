@@ -31,9 +31,9 @@ PRELOADED = (
     "ss_device.training.pretrain", "ss_device.training.distill", "ss_device.training.bigram_bias",
     "ss_device.evaluation.replay_report", "ss_runtime.commands.generate", "ss_runtime.commands.bench",
     "ss_runtime.bench.tuner", "ss_runtime.bench.methods", "ss_runtime.backends",
-    "ss_runtime.mlx.step_model",
-    "ss_runtime.commands.cache_settings", "ss_runtime.mlx.exported_functions", "ss_runtime.commands.chat",
-    "ss_runtime.commands.validate",    "scripts.train_models",
+    "ss_runtime.mlx.step_model", "ss_runtime.mlx.function_export", "ss_runtime.mlx.function_comparison",
+    "ss_runtime.commands.cache_settings", "ss_runtime.commands.chat",
+    "ss_runtime.commands.validate", "scripts.train_models",
 )  # fmt: skip
 
 

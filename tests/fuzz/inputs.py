@@ -258,8 +258,9 @@ def _make_bundles() -> None:
 
 def _tuning() -> dict:
     """Both kinds of choice, with numbers that nobody measured: so the file is the same every time."""
+    from ss_device.draft_choice import DraftChoice
     from ss_device.draft_policy import NUM_CELLS, Experience, StepCosts
-    from ss_runtime.tuning import FORMAT_VERSION, AdaptiveChoice, DraftChoice, device_name
+    from ss_runtime.tuning import FORMAT_VERSION, AdaptiveChoice, device_name
 
     costs = StepCosts((1, 2, 4), (0.001, 0.002, 0.003), 0.001)
     adaptive = AdaptiveChoice(4, costs, Experience(100.0, ((1.5, 0.002),) * NUM_CELLS, trust=((5, 0.5),)))

@@ -9,7 +9,7 @@ from ss_device.decoding import Drafter, decode
 from ss_device.draft_policy import NUM_CELLS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.sampling import Sampler, Sampling
-from ss_runtime.bench.tuner import record, replay
+from ss_runtime.bench.tuner import record, replay_recordings
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model, random_tree
 from tests.tiny_models import VOCAB, random_adapter
 
@@ -86,6 +86,6 @@ def test_a_replayed_recording_takes_as_many_calls_as_the_model(mlx_base):
     ):
         steps = list(decode(model, make(), PROMPT, 40, stops))
         assert [t for step in steps for t in step.tokens] == recording.tokens
-        per_call, seconds, _ = replay(make(), [recording], COSTS, stops)
+        per_call, seconds, _ = replay_recordings(make(), [recording], COSTS, stops)
         assert per_call == pytest.approx((len(recording.tokens) - 1) / (len(steps) - 1))
         assert seconds >= COSTS.seconds[0]

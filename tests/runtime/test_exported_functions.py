@@ -8,7 +8,8 @@ import pytest
 
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_runtime.mlx.exported_functions import FunctionModel, export_functions, functions_of
+from ss_runtime.mlx.function_export import export_functions, functions_of
+from ss_runtime.mlx.function_model import FunctionModel
 from ss_runtime.samplers import build_sampler
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
 from tests.tiny_models import VOCAB, random_adapter

@@ -10,7 +10,7 @@ import pytest
 
 from ss_device.errors import UserError
 from ss_device.step_model import Proposal, StepLimits, Verified
-from ss_runtime.validation import Replay, replay
+from ss_runtime.validation import ReplayOutcome, replay_traces
 from tests.ss_device.test_token_ids import make_trace
 
 
@@ -38,12 +38,12 @@ class Reciting:
         pass
 
 
-def outcome(dtype="float16", trace=None, **changes) -> Replay:
+def outcome(dtype="float16", trace=None, **changes) -> ReplayOutcome:
     trace = trace or make_trace()
-    return replay(Reciting(trace, **changes), [trace], Replay("fake", dtype))
+    return replay_traces(Reciting(trace, **changes), [trace], ReplayOutcome("fake", dtype))
 
 
-def strict_json(found: Replay) -> dict:
+def strict_json(found: ReplayOutcome) -> dict:
     return json.loads(json.dumps(found.to_dict(), allow_nan=False))
 
 
@@ -56,8 +56,8 @@ def test_what_agrees_passes():
 
 @pytest.mark.parametrize("traces", [[], [replace(make_trace(), steps=(), generated=(4,))]])
 def test_nothing_compared_is_a_failure(traces):
-    found = Replay("fake", "float16")
-    replay(Reciting(make_trace()), traces, found)
+    found = ReplayOutcome("fake", "float16")
+    replay_traces(Reciting(make_trace()), traces, found)
     assert found.compared_nothing and "nothing to go by" in found.failures[0]
     assert strict_json(found)["max_logit_difference"] is None and not strict_json(found)["passed"]
 

@@ -19,7 +19,7 @@ from ss_device.application import load_application
 from ss_device.config import paper_config
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
-from ss_device.evaluation.replay import replay
+from ss_device.evaluation.replay import replay_continuations
 from ss_device.evaluation.report import evaluate_adapter
 from ss_device.evaluation.scoring import score_model
 from ss_device.reference.device import VARIABLE, chosen_device
@@ -257,7 +257,9 @@ def test_replay(base, cuda):
     for device in ("cuda", "cpu"):
         model = load_stream_model(base, adapter, device=device)
         texts = continuations(model.base, None, prompts, (2,), Continuation(6))
-        counts = replay(model, [Drafter(8), Drafter(4, "chain")], prompts, texts, frozenset({2}), 6)
+        counts = replay_continuations(
+            model, [Drafter(8), Drafter(4, "chain")], prompts, texts, frozenset({2}), 6
+        )
         found.append((texts, counts))
     assert found[0] == found[1]
 

@@ -162,7 +162,7 @@ def test_trust_by_hand():
     assert known.ratio(6) == pytest.approx(trust.ratio(6), abs=0.1)
 
 
-def test_tokens_that_are_never_copied_lose_their_place():
+def test_tokens_that_n_grams_never_get_right_lose_their_place():
     """After 1 2 the text once went on with 3; generations that went on otherwise are remembered."""
     trust = NgramTrust()
     for _ in range(20):

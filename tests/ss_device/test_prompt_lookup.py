@@ -102,7 +102,7 @@ def test_a_long_copy_goes_below_the_last_stream_and_stops_where_it_must():
     assert set(alone.grow(proposal, NONE, 30, alone.start(text)).tokens.tolist()) <= set(text)
 
 
-def test_equal_copies_go_to_the_lower_id():
+def test_equal_n_gram_drafts_go_to_the_lower_id():
     history = NgramHistory(PromptLookup(), [5, 7, 5, 3, 5])
     tree = lookup_tree(5, np.zeros((0, 9), np.float32), 3, history, max_depth=1)
     assert tree.tokens.tolist() == [5, 3, 7]

@@ -11,7 +11,7 @@ from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.decoding import Drafter
 from ss_device.errors import UserError
 from ss_device.evaluation.acceptance import AcceptanceCounts, measure
-from ss_device.evaluation.replay import replay
+from ss_device.evaluation.replay import replay_continuations
 from ss_device.evaluation.replay_report import repeats
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.reference.step_model import ReferenceStepModel
@@ -61,7 +61,7 @@ def test_counts_equal_the_decoding_loop(base, config):
     expected = [measure(step_model, d, asked, MAX_TOKENS, STOP) for d in drafters]
     outputs = expected[0][1]
     assert all(o == outputs for _, o in expected)
-    found = replay(model, drafters, asked, outputs, STOP, MAX_TOKENS, tokens_per_batch=60)
+    found = replay_continuations(model, drafters, asked, outputs, STOP, MAX_TOKENS, tokens_per_batch=60)
     for counts, (wanted, _) in zip(found, expected, strict=True):
         merged = AcceptanceCounts()
         for count in counts:
@@ -80,4 +80,4 @@ def test_streams_in_the_main_stream_are_refused(base):
     config = dataclasses.replace(paper_config("shared", main_attends_streams=True), num_msa_layers=2)
     model = load_stream_model(base, random_adapter(base, config))
     with pytest.raises(UserError, match="main stream"):
-        replay(model, [Drafter(1)], [[1, 5]], [[6, 2]], STOP, 4)
+        replay_continuations(model, [Drafter(1)], [[1, 5]], [[6, 2]], STOP, 4)

@@ -11,6 +11,7 @@ from ss_device.base_model import open_base, weight_files
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.checkpoint_weights import stored_tensors
 from ss_device.decoding import Drafter, Step, decode
+from ss_device.draft_choice import DraftChoice
 from ss_device.draft_policy import AdaptiveDrafter
 from ss_device.errors import UserError, library_errors, one_line
 from ss_device.files import check_plain
@@ -20,7 +21,7 @@ from ss_device.step_model import StepModel
 from ss_device.strict_json import read_json
 from ss_runtime.backends import hugging_face_model, open_backend
 from ss_runtime.settings import RuntimeSettings, default_dtype
-from ss_runtime.tuning import AdaptiveChoice, DraftChoice, read_tuning
+from ss_runtime.tuning import AdaptiveChoice, read_tuning
 
 OURS = ("plain", "ss", "ss-lookup", "ss-tuned", "prompt-lookup")
 FOREIGN = ("mlx-lm", "mlx-lm-draft", "hf", "hf-prompt-lookup", "hf-assisted")

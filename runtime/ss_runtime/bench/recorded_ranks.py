@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
+from ss_device.draft_choice import DraftChoice
 from ss_device.errors import UserError
-from ss_runtime.tuning import DraftChoice
 
 TOP_K = 3  # of a k-ary tree, as `DraftChoice` draws it
 

@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ss_device.decoding import decode
+from ss_device.draft_choice import DraftChoice
 from ss_device.draft_policy import NUM_CELLS, AdaptiveDrafter, Experience, StepCosts
 from ss_device.step_model import Proposal, StepLimits, StepModel, Verified
 from ss_device.tree import DraftTree, root_only, tree_from_parents
 from ss_runtime.bench.pruning import decoded_tokens_per_call, measure_pruned
 from ss_runtime.bench.recorded_ranks import path_shares, predicted_tokens_per_call
 from ss_runtime.mlx.step_model import MLXStepModel
-from ss_runtime.tuning import AdaptiveChoice, DraftChoice
+from ss_runtime.tuning import AdaptiveChoice
 
 BLANK_CONTEXT = 256  # tokens behind which steps are timed where no prompt says how long texts are
 SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -145,7 +146,7 @@ class RecordedModel:
         return drafts[min(position, len(drafts) - 1)].astype(np.float32)
 
 
-def replay(
+def replay_recordings(
     drafter, recordings: Sequence[Recording], costs: StepCosts, stop_ids: frozenset[int]
 ) -> tuple[float, float, float]:
     """Tokens per call, model seconds per call by the table, host seconds of drafting per call."""
@@ -170,12 +171,12 @@ def learn(
     found = {}
     for streams in ("never", "always"):
         drafter = AdaptiveDrafter(num_nodes, costs, blank, bigram_bias, streams=streams)
-        replay(drafter, recordings, costs, stop_ids)
+        replay_recordings(drafter, recordings, costs, stop_ids)
         found[streams] = drafter.experience()
     never, always = found["never"], found["always"]
     start = replace(always, rate=max(never.rate, always.rate), lookup=never.lookup)
     drafter = AdaptiveDrafter(num_nodes, costs, start, bigram_bias)
-    replay(drafter, recordings, costs, stop_ids)
+    replay_recordings(drafter, recordings, costs, stop_ids)
     return drafter.experience()
 
 
@@ -223,7 +224,7 @@ def _replayed(wanted, bigram_bias, recordings, costs: StepCosts, stop_ids, repor
     """Evidence of every choice from the recordings."""
     evidence = []
     for choice in wanted:
-        found = replay(choice.drafter(bigram_bias), recordings, costs, stop_ids)
+        found = replay_recordings(choice.drafter(bigram_bias), recordings, costs, stop_ids)
         evidence.append(_evidence(choice.label(), *found))
         report(choice.label())
     return evidence

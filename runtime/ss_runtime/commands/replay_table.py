@@ -7,13 +7,13 @@ from rich.table import Table
 
 from ss_device.command_line import console
 from ss_device.trace import Recorded
-from ss_runtime.validation import Replay
+from ss_runtime.validation import ReplayOutcome
 
 SHOWN_DIFFERENCES = 20
 NUMBERS = ("prompts", "exact", "steps", "nodes", "max |Δ logit|", "near ties", "other", "seconds")
 
 
-def print_replays(name: str, replays: list[Replay]) -> None:
+def print_replays(name: str, replays: list[ReplayOutcome]) -> None:
     """The table of one adapter and the differences: `near ties` that rounding explains, and `other`."""
     screen = console()
     table = Table(title=f"golden traces of '{name}'", title_justify="left", box=SIMPLE)
@@ -44,12 +44,12 @@ def print_replays(name: str, replays: list[Replay]) -> None:
         _print_notes(found)
 
 
-def _print_notes(found: Replay) -> None:
+def _print_notes(found: ReplayOutcome) -> None:
     for line in notes(found):
         console().print(line, markup=False, soft_wrap=True)
 
 
-def notes(found: Replay) -> list[str]:
+def notes(found: ReplayOutcome) -> list[str]:
     """Lines under the table: why a replay fails, what counts as a near tie, the differences."""
     limit, cap = found.near_tie_limit, 100 * found.tolerance.near_tie
     lines = list(found.failures)

@@ -26,7 +26,7 @@ from ss_runtime.coreml.step_model import COMPUTE_UNITS
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact, why_not_replayed
 from ss_runtime.settings import DTYPES, RuntimeSettings, default_dtype
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
-from ss_runtime.validation import TOLERANCES, Replay, golden_of, has_exact_weights, replay
+from ss_runtime.validation import TOLERANCES, ReplayOutcome, golden_of, has_exact_weights, replay_traces
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
 RECORDING = "recording, with PyTorch on the bundle's own weights"
@@ -211,7 +211,7 @@ def _validate_adapter(
     wanted: list[RuntimeSettings],
     tokenizer: BundleTokenizer,
     left_out: list[dict],
-) -> list[Replay]:
+) -> list[ReplayOutcome]:
     """An adapter on every back end; those that this machine cannot run go to `left_out`, but not all."""
     name, replays, missing = adapter.app, [], []
     for settings in [*wanted, *asked.exported(adapter)]:
@@ -226,7 +226,7 @@ def _validate_adapter(
             reason = reason or why_not_replayed(bundle, adapter, backend)
         check_prompts(traces, tokenizer, adapter)
         if reason is None:
-            found = Replay(backend, dtype, exact, origin)
+            found = ReplayOutcome(backend, dtype, exact, origin)
             validate_backend(bundle, adapter, traces, found, settings)
             replays.append(found)
         elif asked.backend:
@@ -273,7 +273,7 @@ def validate_backend(
     bundle: Bundle,
     adapter: BundledAdapter,
     traces: list[Trace],
-    found: Replay,
+    found: ReplayOutcome,
     settings: RuntimeSettings | None = None,
 ) -> None:
     """Open the back end of `found` and replay `traces` on it, with a progress bar; fills `found`."""
@@ -283,7 +283,7 @@ def validate_backend(
         model = open_backend(bundle, adapter, settings)
         advance(name)
         try:
-            replay(model, traces, found, advance=lambda _: advance(name))
+            replay_traces(model, traces, found, advance=lambda _: advance(name))
         except UserError as error:
             raise UserError(f"adapter '{adapter.app}' on {found.backend}: {error}") from error
     found.seconds = time.perf_counter() - started

@@ -191,16 +191,16 @@ def _verified(tree: DraftTree, outputs: Mapping[str, np.ndarray], choose: Choose
     kept = np.asarray(outputs["kept"], np.int32)
     kept = kept[kept < tree.num_nodes]  # padding is kept last
     chosen = np.asarray(outputs["chosen"], np.int32)[: len(kept)]
-    accepted = int(np.asarray(outputs["accepted"]).reshape(()))
+    accepted_node = int(np.asarray(outputs["accepted"]).reshape(()))
     logits, streams = outputs.get("logits"), np.asarray(outputs["stream_logits"])
     if logits is not None:
         logits = np.asarray(logits[: len(kept)], np.float32)
     if choose is not None:
         chosen = choose(kept, logits)
-        accepted = walk(tree, kept, chosen)[-1]
+        accepted_node = walk(tree, kept, chosen)[-1]
     if streams.ndim == 3:
-        streams = streams[int(np.searchsorted(kept, accepted))]
-    return Verified(kept, chosen, accepted, np.asarray(streams, np.float32), logits)
+        streams = streams[int(np.searchsorted(kept, accepted_node))]
+    return Verified(kept, chosen, accepted_node, np.asarray(streams, np.float32), logits)
 
 
 def open_executor_model(

@@ -13,6 +13,7 @@ from ss_device.bundle import BIGRAM_BIAS
 from ss_device.config import SpeculativeConfig, tensor_shapes
 from ss_device.errors import UserError
 from ss_device.lora_names import lora_shapes, parse_lora_name
+from ss_device.old_names import TENSORS, renamed
 from ss_device.packed_weights import packings
 from ss_device.rotary import attention_factor, inverse_frequencies
 from ss_runtime.mlx.kv_cache import Layers
@@ -178,7 +179,7 @@ class StreamDecoder(nn.Module):
             "base model",
         )
         make_room(self, quantized)
-        adapter = {n: a for n, a in adapter.items() if n not in BIGRAM_BIAS}
+        adapter = {n: a for n, a in renamed(adapter, TENSORS).items() if n not in BIGRAM_BIAS}
         check_shapes(adapter, adapter_shapes(self.config, self.architecture), "adapter")
         named = {module_of(name): self._gain(name, array) for name, array in base.items()}
         for name, array in adapter.items():

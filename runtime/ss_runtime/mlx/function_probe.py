@@ -49,7 +49,7 @@ def main() -> int:
     """Body of the process: 0, or 1 and why as a JSON text on stdout."""
     from ss_device.bundle import open_bundle
     from ss_device.tree import tree_from_parents
-    from ss_runtime.mlx.exported_functions import open_functions
+    from ss_runtime.mlx.function_model import open_functions
 
     try:
         bundle = open_bundle(Path(sys.argv[1]))

@@ -18,15 +18,8 @@ from ss_device.step_model import Choose, Proposal, StepLimits, Verified
 from ss_device.tree import DraftTree, root_only
 from ss_runtime.mlx.decoder import StreamDecoder
 from ss_runtime.mlx.kv_cache import KVCache, Layers
-from ss_runtime.mlx.tree_graph import (
-    TreeArrays,
-    accepted_row,
-    cache_mask,
-    keep_best_nodes,
-    node_scores,
-    slot_positions,
-    stream_mask,
-)
+from ss_runtime.mlx.step_graph import Decide, StepGraph, TextMask, argmax_tokens
+from ss_runtime.mlx.tree_graph import TreeArrays
 from ss_runtime.settings import DTYPES, STREAM_ROWS, RuntimeSettings
 
 BUCKET = 256
@@ -90,6 +83,7 @@ class MLXStepModel:
         """Keep at most so many nodes of a step's tree from now on (num_nodes: no pruning)."""
         _check_kept(num_kept, self.limits.num_nodes)
         self.limits = replace(self.limits, num_kept=num_kept)
+        self._graph = StepGraph(self.decoder, num_kept, self.prune_over, self.stream_rows)
         steps = (False, True) if self._compiled else ()
         self._compiled_steps = {defer: self._compile(defer) for defer in steps}
 
@@ -112,7 +106,7 @@ class MLXStepModel:
         self.cache.reset()
         self.cache.length = reuse
         self._kept = None
-        self.cache.reserve(len(tokens) - reuse + self._scratch_rows(1))
+        self.cache.reserve(len(tokens) - reuse + self._graph.scratch_rows(1))
         for start in range(reuse, len(tokens) - 1, PREFILL_CHUNK):
             self._take_chunk(tokens[start : min(start + PREFILL_CHUNK, len(tokens) - 1)])
         verified = self.step(root_only(int(tokens[-1])), choose, defer)
@@ -129,10 +123,10 @@ class MLXStepModel:
         if defer and not self.limits.defers_streams:
             raise ValueError(f"stream_rows '{self.stream_rows}' cannot defer streams")
         size = self._padded_size(tree.num_nodes)
-        self.cache.reserve(self._scratch_rows(size))
+        self.cache.reserve(self._graph.scratch_rows(size))
         arrays, ancestors = _upload(tree, size)
         length = mx.array([self.cache.length])
-        decide = partial(_choose_on_host, choose, tree.num_nodes) if choose is not None else None
+        decide = argmax_tokens if choose is None else partial(_choose_on_host, choose, tree.num_nodes)
         run = partial(self._step_graph, decide=decide, defer=defer)
         if self._compiled and choose is None:
             run = self._compiled_steps[defer]
@@ -152,13 +146,13 @@ class MLXStepModel:
         """
         if self._drafting is None or self._kept is not None:
             raise RuntimeError("deferred streams follow the commit of their step")
-        rows = self._leaders + self.limits.num_streams
+        rows = self._graph.leaders + self.limits.num_streams
         self.cache.reserve(rows)
         length, nobody = mx.array([self.cache.length]), mx.zeros((1, 0), mx.bool_)
         kv, self.cache.layers = list(self.cache.layers), []
-        slots, nowhere = self._slots(kv, rows), mx.zeros((0,), mx.int32)
-        x = self._node_streams(self._drafting, length - 1, nobody, nowhere, length, kv, slots)
-        logits = self.decoder.logits(x).astype(mx.float32)
+        text, nowhere = TextMask(length, self._slots(kv, rows)), mx.zeros((0,), mx.int32)
+        logits = self._graph.node_streams(self._drafting, length - 1, nobody, nowhere, text, kv)
+        logits = logits.astype(mx.float32)
         self.cache.layers = kv
         mx.eval(logits, kv[self.decoder.first_msa_layer :])
         return np.array(logits)
@@ -179,22 +173,15 @@ class MLXStepModel:
     def _verified(self, tree: DraftTree, outcome: np.ndarray, stream_logits: np.ndarray) -> Verified:
         """Undo the padding: `outcome` int32 is [kept ids | chosen tokens | row of the accepted node]."""
         kept, chosen = np.split(outcome[:-1], 2)
-        accepted = int(kept[outcome[-1]])
+        accepted_node = int(kept[outcome[-1]])
         real = kept < tree.num_nodes
         self._kept = kept[real]
-        return Verified(kept[real], chosen[real], accepted, stream_logits)
+        return Verified(kept[real], chosen[real], accepted_node, stream_logits)
 
     def _padded_size(self, num_nodes: int) -> int:
         if not self._compiled:
             return num_nodes
         return min(1 << (num_nodes - 1).bit_length(), self.limits.num_nodes)
-
-    def _scratch_rows(self, size: int) -> int:
-        """Buffer slots that a step of `size` nodes writes."""
-        kept = min(size, self.limits.num_kept)
-        streams = self.limits.num_streams
-        rows = {"kept": kept * (1 + streams), "accepted": kept + self._leaders + streams}
-        return max(size, rows.get(self.stream_rows, 0))
 
     def _slots(self, kv: Layers, rows: int) -> int:
         """How many slots of the buffers a pass reads that writes `rows` rows behind the text."""
@@ -204,110 +191,32 @@ class MLXStepModel:
     def _take_chunk(self, tokens: Sequence[int]) -> None:
         """Commit prompt tokens that carry no streams."""
         count, length = len(tokens), mx.array([self.cache.length])
-        causal = mx.tri(count, dtype=mx.bool_)
-        mask = cache_mask(causal, length, length, self._slots(self.cache.layers, count))
-        positions = length + mx.arange(count)
-        rows = self.decoder.rows(positions, count, mask, length)
         kv, self.cache.layers = self.cache.layers, []
-        embedded = self.decoder.embed_rows(mx.array(list(tokens)), positions)
-        self.decoder.run_layers(embedded, 0, len(kv), rows, kv)
+        text = TextMask(length, self._slots(kv, count))
+        mask = text.rows(mx.tri(count, dtype=mx.bool_))
+        self._graph.prompt_chunk(mx.array(list(tokens)), length, mask, kv)
         self.cache.layers = kv
         self.cache.length += count
         mx.eval(kv)
 
     def _step_graph(
-        self, arrays: mx.array, ancestors: mx.array, length: mx.array, kv: Layers, decide=None, defer=False
-    ):
+        self,
+        arrays: mx.array,
+        ancestors: mx.array,
+        length: mx.array,
+        kv: Layers,
+        decide: Decide = argmax_tokens,
+        defer: bool = False,
+    ) -> tuple[mx.array, mx.array, Layers]:
         """The whole step. arrays int32 [4, N]: tokens, parents, depths, and the count of real nodes.
 
-        decide: kept ids [K], logits [K, V] → chosen tokens int32 [K]; None: argmax.
         → outcome int32 [2K + 1], stream logits float32 [γ, V], buffers. With `defer`, instead of stream
         logits the accepted node's row [1, h] at the first MSA layer's input.
         """
-        decoder, kv = self.decoder, list(kv)
-        tree = TreeArrays(arrays[0], arrays[1], arrays[2], ancestors, arrays[3, :1])
-        slots = self._slots(kv, self._scratch_rows(tree.size))
-        positions = length + tree.depths
-        mask = cache_mask(tree.ancestors, length, length, slots)
-        rows = decoder.rows(positions, tree.size, mask, length)
-        embedded = decoder.embed_rows(tree.tokens, positions)
-        main = decoder.run_layers(embedded, 0, decoder.first_msa_layer, rows, kv)
-        kept = mx.arange(tree.size)
-        if tree.size > self.limits.num_kept:
-            edges = decoder.early_exit_edges(main, tree, self.prune_over)
-            kept = keep_best_nodes(node_scores(tree, edges), self.limits.num_kept)
-            main, tree, rows = main[kept], tree.keep(kept), None
-        choose = partial(decide, kept) if decide else partial(mx.argmax, axis=-1)
-        if self.stream_rows == "kept":
-            chosen, accepted, drafted = self._joint_pass(main, tree, length, kv, slots, choose)
-        else:
-            chosen, accepted = self._main_pass(main, tree, length, kv, slots, choose, rows)
-            drafted = main[accepted]
-            if not defer:
-                drafted = self._separate_pass(drafted, tree, accepted, length, kv, slots)
-        outcome = mx.concatenate([kept.astype(mx.int32), chosen.astype(mx.int32), accepted])
-        return outcome, drafted if defer else drafted.astype(mx.float32), kv
-
-    def _joint_pass(self, main: mx.array, tree: TreeArrays, length: mx.array, kv: Layers, slots, choose):
-        """MSA layers on all nodes and all their streams at once (the paper's step)."""
-        decoder, size = self.decoder, tree.size
-        positions = length + tree.depths
-        among = stream_mask(tree.ancestors, self.limits.num_streams, self.config.main_attends_streams)
-        mask = cache_mask(among, length, length, slots)
-        anchors = mx.concatenate([positions, mx.repeat(positions, self.limits.num_streams)])
-        x = mx.concatenate([main, decoder.start_streams(main, positions)], axis=0)
-        positions = mx.concatenate([positions, decoder.stream_positions(positions)])
-        rows = decoder.rows(positions, size, mask, length, anchors)
-        x = decoder.run_layers(x, decoder.first_msa_layer, len(kv), rows, kv)
-        chosen = choose(decoder.logits(x[:size]))
-        accepted = accepted_row(tree, chosen)
-        streams = x[size:].reshape(size, -1, x.shape[-1])[accepted][0]
-        return chosen, accepted, decoder.logits(streams)
-
-    def _main_pass(self, main: mx.array, tree: TreeArrays, length, kv: Layers, slots: int, choose, rows):
-        """MSA layers on the nodes alone → chosen tokens [K], accepted node [1]. rows: None if pruned."""
-        decoder = self.decoder
-        if rows is None:
-            mask = cache_mask(tree.ancestors, length, length, slots)
-            rows = decoder.rows(length + tree.depths, tree.size, mask, length)
-        chosen = choose(
-            decoder.logits(decoder.run_layers(main, decoder.first_msa_layer, len(kv), rows, kv))
-        )
-        return chosen, accepted_row(tree, chosen)
-
-    def _separate_pass(self, main: mx.array, tree: TreeArrays, accepted, length, kv: Layers, slots: int):
-        """MSA layers on the streams of the accepted node, main [1, h], alone or on none: logits [γ, V]."""
-        if self.stream_rows == "none":
-            return mx.zeros((0, self.decoder.architecture.vocab_size))
-        positions, seen = length + tree.depths, tree.ancestors[accepted]
-        here = positions[accepted]
-        streams = self._node_streams(main, here, seen, positions, length, kv, slots)
-        return self.decoder.logits(streams)
-
-    def _node_streams(
-        self, main: mx.array, here: mx.array, seen: mx.array, positions, length, kv: Layers, slots: int
-    ) -> mx.array:
-        """MSA layers on one node's streams alone, behind the S rows that follow the text: [γ, h].
-
-        main [1, h]: the node at the first MSA layer's input, here [1] its position. It sees the committed
-        text and `seen` bool [1, S] of those rows, whose positions [S] are given. With `stream_top_keys` it
-        goes along: its attention decides in every layer what its streams see, and nobody sees the copy.
-        """
-        decoder, size, count, gamma = self.decoder, seen.shape[1], self._leaders, self.limits.num_streams
-        among = mx.pad(mx.tri(gamma, dtype=mx.bool_), [(count, 0), (count, 0)])
-        among = mx.concatenate([mx.repeat(seen, count + gamma, axis=0), among], axis=1)
-        mask = cache_mask(among, length, length, slots)
-        anchors = mx.repeat(here, count + gamma)
-        keys = slot_positions(mx.concatenate([positions, anchors]), length, slots)
-        at = mx.concatenate([here[:count], decoder.stream_positions(here)])
-        rows = decoder.rows(at, count, mask, length + size, anchors, keys)
-        x = mx.concatenate([main[:count], decoder.start_streams(main, here)])
-        return decoder.run_layers(x, decoder.first_msa_layer, len(kv), rows, kv)[count:]
-
-    @property
-    def _leaders(self) -> int:
-        """Main rows that the second pass takes along."""
-        return int(self.config.stream_top_keys > 0)
+        kv, tree = list(kv), TreeArrays(arrays[0], arrays[1], arrays[2], ancestors, arrays[3, :1])
+        text = TextMask(length, self._slots(kv, self._graph.scratch_rows(tree.size)))
+        kept, chosen, row, drafted = self._graph.step(tree, text, kv, decide, defer)
+        return mx.concatenate([kept, chosen, row]), drafted, kv
 
 
 def _choose_on_host(choose: Choose, num_real: int, kept: mx.array, logits: mx.array) -> mx.array:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from ss_device.bundle import write_manifest
+from ss_device.draft_choice import DraftChoice
 from ss_device.draft_policy import NUM_CELLS, Experience, StepCosts
 from ss_device.errors import UserError
 from ss_runtime.bench import report
@@ -20,7 +21,7 @@ from ss_runtime.bench.methods import Run
 from ss_runtime.bench.tuner import candidates
 from ss_runtime.commands.bench import main
 from ss_runtime.commands.generate import main as ss_generate
-from ss_runtime.tuning import AdaptiveChoice, DraftChoice, device_name, read_tuning, write_tuning
+from ss_runtime.tuning import AdaptiveChoice, device_name, read_tuning, write_tuning
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS
 

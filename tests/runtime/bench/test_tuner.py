@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from ss_device.decoding import Drafter, decode
+from ss_device.draft_choice import DraftChoice
 from ss_device.errors import UserError
 from ss_device.training.validation import rank_statistics
 from ss_device.tree import best_first_tree, k_ary_tree
 from ss_runtime.bench.pruning import decoded_tokens_per_call, measure_pruned
 from ss_runtime.bench.recorded_ranks import path_shares, predicted_tokens_per_call
 from ss_runtime.bench.tuner import pruned_candidates
-from ss_runtime.tuning import DraftChoice
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, mlx_model
 from tests.tiny_models import random_adapter
 
