@@ -67,7 +67,7 @@ def test_other_quantizations_are_refused_by_name(folders, tmp_path):
     mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text((folder / "4" / "config.json").read_text())
     with pytest.raises(UserError, match="layers.1.mlp.up"):
-        LoadedFolder(tmp_path)
+        LoadedFolder(tmp_path).model(random_adapter(base, CONFIG), RuntimeSettings(num_nodes=4, context=64))
 
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

@@ -28,6 +28,7 @@ from ss_device.training.bigram_bias import load_bigram_bias, save_bigram_bias
 from ss_runtime.backends import adapter_in_memory
 from ss_runtime.commands.generate import main as ss_generate
 from ss_runtime.mlx.loading import load_model
+from ss_runtime.settings import RuntimeSettings
 from ss_runtime.tuning import AdaptiveChoice, read_tuning, write_tuning
 from tests.tiny_models import make_tiny_base, random_adapter
 
@@ -149,7 +150,7 @@ def test_a_bundle(bundles, app):
         adapter = bundle.adapter(app)
         assert (adapter.app, adapter.config) == (app, APPS[app])
         assert bool(adapter.bigram_bias_file) == adapter.config.bigram_shared
-        model = load_model(bundle, adapter, "float32")
+        model = load_model(bundle, adapter, RuntimeSettings(dtype="float32"))
         found.append(drafted(model, bundle.bigram_bias(adapter)))
         without = drafted(model, None)
         assert adapter_in_memory(bundle, adapter).tensors.keys() >= {"bigram.u", "bigram.v"}
