@@ -24,7 +24,8 @@ from ss_convert.stored_weights import stored_weights
 from ss_device.base_model import models_folder, open_base
 from ss_device.bundle import open_bundle
 from ss_device.command_line import add_device
-from ss_device.evaluation.replay_report import TreeChoice, replay_adapter
+from ss_device.evaluation.replay_report import replay_adapter
+from ss_device.evaluation.settings import ReplaySettings, TreeChoice
 from ss_runtime.commands.validate import main as ss_validate
 
 TREES = ("best-first:32",)
@@ -89,14 +90,13 @@ def measure(form: str, app: str, arguments: argparse.Namespace) -> None:
     base = open_base(models / "base" / bundle.manifest.base.name)
     functions = bundle.adapter(app).coreml
     packages = [bundle.path / name for name in functions.packages]
+    trees = tuple(map(TreeChoice.parse, TREES))
     found = replay_adapter(
         models / "adapters" / app,
         base.path,
         arguments.data / app / "test.jsonl.gz",
         arguments.folder / form / f"own_{app}.jsonl",
-        [TreeChoice.parse(tree) for tree in TREES],
-        arguments.limit,
-        longest_prompt=arguments.longest_prompt,
+        ReplaySettings(arguments.limit, longest_prompt=arguments.longest_prompt, trees=trees),
         weights=stored_weights(packages, functions.step, base.weights(), base.architecture),
         device=arguments.device,
     )

@@ -155,7 +155,7 @@ def load_adapter(folder: Path | str) -> Adapter:
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """The entries of speculative_config.json; `architecture` is missing in early files."""
+    """The entries of speculative_config.json."""
 
     format_version: int
     app: str
@@ -166,7 +166,7 @@ class AdapterFile:
     max_tokens: int
     record: dict
     rank_statistics: dict
-    architecture: Architecture | None = None
+    architecture: Architecture
     parameters: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -175,12 +175,11 @@ class AdapterFile:
 
 
 def _read_lora(
-    folder: Path, config: SpeculativeConfig, architecture: Architecture | None
+    folder: Path, config: SpeculativeConfig, architecture: Architecture
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """PEFT's LoRA tensors by canonical projection name.
 
-    architecture: the base's, None in folders written before it was recorded. LoRA of a fused matrix is
-    LoRA of each of its projections with the same `a`.
+    architecture: the base's. LoRA of a fused matrix is LoRA of each of its projections with the same `a`.
     """
     if not config.lora_rank:
         return {}

@@ -1,0 +1,104 @@
+"""Settings of the commands that measure; their fields are options of `ss-train` (ss_device/settings.py).
+
+Nothing here loads PyTorch, so that `ss-train --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ss_device.adapter import Adapter
+from ss_device.application import Application
+from ss_device.command_line import positive
+from ss_device.decoding import Drafter
+from ss_device.errors import UserError
+from ss_device.prompt_lookup import PromptLookup
+from ss_device.settings import setting
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """Which test prompts are answered, and how long the answers may be."""
+
+    limit: int = setting(200, help="number of rows", parse=positive)
+    max_tokens: int | None = setting(
+        None, help="longest answer in tokens (default: the application's)", parse=positive
+    )
+    longest_prompt: int | None = setting(None, help="leave out longer prompts (tokens)", parse=positive)
+
+    def longest_answer(self, app: Application) -> int:
+        """Tokens that an answer may have."""
+        return self.max_tokens or app.max_tokens
+
+
+@dataclass(frozen=True)
+class EvaluationSettings(PromptSettings):
+    """What `ss-train evaluate` decodes, and with which tree. app: its name (None: the adapter's)."""
+
+    app: str | None = setting(None, help="application (default: the adapter's)", metavar="APP")
+    num_nodes: int = setting(32, help="tree nodes per call", flag="--nodes", parse=positive)
+    num_kept: int | None = setting(
+        None, help="prune to this many nodes by early exit", flag="--keep", parse=positive
+    )
+    shape: str = setting(
+        "best-first", help="how the tree is grown", choices=("best-first", "chain", "k-ary")
+    )
+    tree_top_k: int = setting(3, help="children per node of a k-ary tree", parse=positive)
+    prune_over: str = setting(
+        "draft", help="what early-exit scores are normalised over", choices=("draft", "vocabulary")
+    )
+
+
+@dataclass(frozen=True)
+class TreeChoice:
+    """A tree to replay: `SHAPE:NODES`, and `:STREAMS` to draft with fewer streams than trained.
+
+    A shape that ends in `+lookup` lets n-grams of prompt and output compete for the nodes.
+    """
+
+    shape: str
+    nodes: int
+    streams: int | None = None
+
+    @property
+    def lookup(self) -> bool:
+        return self.shape.endswith("+lookup")
+
+    @staticmethod
+    def parse(text: str) -> TreeChoice:
+        """`best-first:32`, `chain:5`, `best-first+lookup:12:2`; UserError for anything else."""
+        shape, *numbers = text.split(":")
+        if len(numbers) not in (1, 2) or not all(n.isdigit() and int(n) > 0 for n in numbers):
+            raise UserError(f"tree '{text}' is not SHAPE:NODES or SHAPE:NODES:STREAMS, as best-first:32")
+        choice = TreeChoice(shape, *map(int, numbers))
+        choice.drafter(None)
+        return choice
+
+    def drafter(self, adapter: Adapter | None) -> Drafter:
+        bias = adapter.bigram_bias() if adapter else None
+        return Drafter(
+            self.nodes,
+            self.shape.removesuffix("+lookup"),
+            bigram_bias=bias,
+            max_streams=self.streams,
+            lookup=PromptLookup() if self.lookup else None,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.shape}:{self.nodes}" + (f":{self.streams}" if self.streams else "")
+
+
+@dataclass(frozen=True)
+class ReplaySettings(PromptSettings):
+    """Which prompts are replayed under which trees."""
+
+    trees: tuple[TreeChoice, ...] = (TreeChoice("best-first", 32),)
+
+
+@dataclass(frozen=True)
+class ScoreSettings(PromptSettings):
+    """What is scored: the base alone, or with a plain LoRA."""
+
+    lora: Path | None = setting(None, help="PEFT folder (default: the base alone)", metavar="FOLDER")
+    batch_size: int = setting(32, help="prompts at a time", parse=positive)
