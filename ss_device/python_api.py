@@ -51,30 +51,24 @@ def train_adapter(
     receives every log record (`fit_adapter`). Raises UserError, which names what is wrong.
     """
     bound_cpu_caches()
-    from ss_device.application import Application, load_application
-    from ss_device.base_model import open_base
     from ss_device.training.adapt import fit_adapter
-    from ss_device.training.chat_template import with_tokenizer_template
+    from ss_device.training.chat_template import application_and_base
     from ss_device.training.examples import read_examples
     from ss_device.training.presets import speculative_config
     from ss_device.training.run_folder import writing
     from ss_device.training.schedule import AdapterSchedule
     from ss_device.training.settings import AdapterInputs, RunOptions
 
-    inputs, schedule = inputs or AdapterInputs(), schedule or AdapterSchedule()
+    schedule, inputs, output = schedule or AdapterSchedule(), inputs or AdapterInputs(), Path(output)
     config = speculative_config(settings, changes)
-    found = app if isinstance(app, Application) else load_application(str(app))
-    frozen = open_base(base)
-    found = with_tokenizer_template(found, frozen.path)
+    found, frozen = application_and_base(app, base)
     trained = _adapter_settings(frozen, config, schedule, inputs)
     documents = read_examples(found, frozen, data, inputs, schedule.seed)
     held = min(inputs.valid, max(1, len(documents) // 10))
-    train, valid, output = documents[held:] or documents, documents[:held], Path(output)
-    run = RunOptions(resume, force, device)
+    train, valid = documents[held:] or documents, documents[:held]
+    run, report = RunOptions(resume, force, device), report or (lambda record: None)
     with writing(output):
-        return fit_adapter(
-            frozen, found, trained, train, valid, output, run, report or (lambda record: None)
-        )
+        return fit_adapter(frozen, found, trained, train, valid, output, run, report)
 
 
 def _adapter_settings(
@@ -89,10 +83,10 @@ def _adapter_settings(
     config.check(base.architecture)
     check_quantization(schedule)
     start = load_adapter(inputs.start) if inputs.start else None
-    golden = inputs.golden_prompts.read_text(encoding="utf-8") if inputs.golden_prompts else ""
+    golden = Path(inputs.golden_prompts).read_text(encoding="utf-8") if inputs.golden_prompts else ""
     bias = None
     if inputs.bigram_bias:
-        bias, _ = load_bigram_bias(inputs.bigram_bias, base, config.bigram_rank)
+        bias, _ = load_bigram_bias(Path(inputs.bigram_bias), base, config.bigram_rank)
     return AdapterSettings(config, schedule, start, bias, golden)
 
 

@@ -1,16 +1,11 @@
-"""What several sub-commands share: their arguments, the application with its base, printed results."""
+"""What several sub-commands share: their arguments and printed results."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ss_device.command_line import add_device, print_json
-
-if TYPE_CHECKING:
-    from ss_device.application import Application
-    from ss_device.base_model import BaseFolder
 
 BASE_HELP = "base model: a folder, a name under models/base, or an id on the Hugging Face hub"
 DATA_HELP = "JSON lines with the app's fields, or hub or hub:SPLIT for the app's data set"
@@ -30,16 +25,6 @@ def add_base_and_data(parser: ArgumentParser) -> None:
     """`--base` and `--data`."""
     parser.add_argument("--base", type=Path, required=True, help=BASE_HELP)
     parser.add_argument("--data", required=True, help=DATA_HELP)
-
-
-def application_and_base(name: str, base: Path) -> tuple[Application, BaseFolder]:
-    """The application, with the base's chat template where it asks for one, and the base."""
-    from ss_device.application import load_application
-    from ss_device.base_model import open_base
-    from ss_device.training.chat_template import with_tokenizer_template
-
-    app, found = load_application(name), open_base(base)
-    return with_tokenizer_template(app, found.path), found
 
 
 def print_result(result: dict, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ss_device.settings import add_settings, settings_of
-from ss_device.training.commands.common import add_application, application_and_base
+from ss_device.training.commands.common import add_application
 from ss_device.training.settings import DistillSettings
 
 
@@ -29,6 +29,7 @@ def run(arguments: Namespace) -> int:
     from ss_device.reference.device import chosen_device
     from ss_device.reference.stream_model import load_base
     from ss_device.tokenizer_file import read_tokenizer
+    from ss_device.training.chat_template import application_and_base
     from ss_device.training.distill import distill, prompts_of
     from ss_device.training.progress import training_progress
     from ss_device.training.rows import source_identity

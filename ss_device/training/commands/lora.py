@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from ss_device.settings import add_settings, settings_of
-from ss_device.training.commands.common import add_application, application_and_base
+from ss_device.training.commands.common import add_application
 from ss_device.training.schedule import AdapterSchedule
 from ss_device.training.settings import ExampleSettings, LoRASettings, RunOptions
 
@@ -32,6 +32,7 @@ def add(commands) -> None:
 
 def run(arguments: Namespace) -> int:
     """Train it and write the PEFT folder."""
+    from ss_device.training.chat_template import application_and_base
     from ss_device.training.examples import read_examples
     from ss_device.training.finetune import train_lora
     from ss_device.training.progress import training_progress
