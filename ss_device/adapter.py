@@ -167,7 +167,7 @@ class AdapterFile:
     record: dict
     rank_statistics: dict
     architecture: Architecture
-    parameters: dict = field(default_factory=dict)
+    parameters: dict
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

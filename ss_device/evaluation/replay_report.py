@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ss_device.adapter import Adapter, load_adapter
+from ss_device.application import load_application
+from ss_device.base_model import open_base
 from ss_device.config import parameter_count
 from ss_device.evaluation.acceptance import AcceptanceCounts
 from ss_device.evaluation.prompts import fitting_prompts
@@ -22,7 +24,7 @@ from ss_device.reference.device import chosen_device
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.stream_model import StreamModel, load_stream_model
 from ss_device.tokenizer_file import read_tokenizer
-from ss_device.training.chat_template import application_and_base
+from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.distill import Prompt, distill
 from ss_device.training.settings import DistillSettings
 
@@ -45,8 +47,8 @@ def replay_adapter(
     out and counted. weights: canonical ones in place of the base's. device: `cpu`, `cuda` or `mps` (None:
     what is there).
     """
-    adapter = load_adapter(adapter_folder)
-    app, base = application_and_base(adapter.app, base_folder)
+    base, adapter = open_base(base_folder), load_adapter(adapter_folder)
+    app = with_tokenizer_template(load_application(adapter.app), base.path)
     tokenizer, shape = read_tokenizer(base.path), base.architecture
     tests = fitting_prompts(app, data, settings, tokenizer, shape)
     model = _replayed_model(base, adapter, weights, device)

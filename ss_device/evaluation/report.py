@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ss_device.adapter import Adapter, load_adapter
-from ss_device.base_model import BaseFolder
+from ss_device.application import load_application
+from ss_device.base_model import BaseFolder, open_base
 from ss_device.config import parameter_count
 from ss_device.decoding import Drafter
 from ss_device.evaluation.acceptance import measure
@@ -18,7 +19,7 @@ from ss_device.reference.device import chosen_device
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.tokenizer_file import read_tokenizer
-from ss_device.training.chat_template import application_and_base
+from ss_device.training.chat_template import with_tokenizer_template
 
 
 def evaluate_adapter(
@@ -36,8 +37,8 @@ def evaluate_adapter(
     prompt are one prompt with several references; prompts that do not fit (see `fitting_prompts`) are left
     out and counted. The metric comes with a 95 % bootstrap interval.
     """
-    adapter = load_adapter(adapter_folder)
-    app, base = application_and_base(settings.app or adapter.app, base_folder)
+    base, adapter = open_base(base_folder), load_adapter(adapter_folder)
+    app = with_tokenizer_template(load_application(settings.app or adapter.app), base.path)
     tokenizer = read_tokenizer(base.path)
     tests = fitting_prompts(app, data, settings, tokenizer, base.architecture)
     model, drafter = _model_and_drafter(base, adapter, settings, device)

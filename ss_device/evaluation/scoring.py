@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ss_device.base_model import BaseFolder
+from ss_device.application import load_application
+from ss_device.base_model import BaseFolder, open_base
 from ss_device.errors import library_errors
 from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.repetition import repeats
@@ -17,7 +18,7 @@ from ss_device.evaluation.task_scores import task_scores
 from ss_device.reference.device import chosen_device
 from ss_device.reference.stream_model import load_base
 from ss_device.tokenizer_file import read_tokenizer
-from ss_device.training.chat_template import application_and_base
+from ss_device.training.chat_template import with_tokenizer_template
 from ss_device.training.continuations import continuations
 from ss_device.training.finetune import load_lora
 from ss_device.training.settings import Continuation
@@ -35,7 +36,8 @@ def score_model(
 
     device: `cpu`, `cuda` or `mps` (None: what is there).
     """
-    app, base = application_and_base(app_name, base_folder)
+    base = open_base(base_folder)
+    app = with_tokenizer_template(load_application(app_name), base.path)
     tokenizer = read_tokenizer(base.path)
     tests = fitting_prompts(app, data, settings, tokenizer, base.architecture)
     model = _scored_model(base, settings.lora, device)

@@ -94,3 +94,15 @@ def test_a_held_stretch_killed_between_its_two_states_is_finished(recipe, tmp_pa
     pretrain(recipe, tmp_path, tmp_path / "out", budget, run=RESUME)
     held = json.loads((tmp_path / "out.run/held/record.json").read_text())
     assert held["step"] == 4 and not (tmp_path / "out").exists()
+
+
+def test_a_model_that_no_mark_stands_for_is_written_again(recipe, tmp_path):  # noqa: F811
+    """Without `written.json` nobody knows whether the output is this run's: no further stretch begins."""
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=2))
+    before = weights(tmp_path / "base")
+    (tmp_path / "base.run/written.json").unlink()
+    pretrain(recipe, tmp_path, tmp_path / "base", run=RESUME)
+    assert json.loads((tmp_path / "base.run/written.json").read_text()) == {"step": 2}
+    assert all((tensor == before[name]).all() for name, tensor in weights(tmp_path / "base").items())
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1), run=RESUME)
+    assert json.loads((tmp_path / "base.run/written.json").read_text()) == {"step": 3}
