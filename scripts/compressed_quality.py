@@ -26,6 +26,7 @@ from ss_device.bundle import open_bundle
 from ss_device.command_line import add_device
 from ss_device.draft_choice import DraftChoice
 from ss_device.evaluation.replay_report import replay_adapter
+from ss_device.evaluation.settings import ReplaySettings
 from ss_runtime.commands.validate import main as ss_validate
 
 TREES = ("best-first:32",)
@@ -90,14 +91,13 @@ def measure(weight_format: str, app: str, arguments: argparse.Namespace) -> None
     base = open_base(models / "base" / bundle.manifest.base.name)
     functions = bundle.adapter(app).coreml
     packages = [bundle.path / name for name in functions.packages]
+    trees = tuple(map(DraftChoice.parse, TREES))
     found = replay_adapter(
         models / "adapters" / app,
         base.path,
         arguments.data / app / "test.jsonl.gz",
         arguments.folder / weight_format / f"own_{app}.jsonl",
-        [DraftChoice.parse(tree) for tree in TREES],
-        arguments.limit,
-        longest_prompt=arguments.longest_prompt,
+        ReplaySettings(arguments.limit, longest_prompt=arguments.longest_prompt, trees=trees),
         weights=stored_weights(packages, functions.step, base.weights(), base.architecture),
         device=arguments.device,
     )

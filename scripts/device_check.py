@@ -39,15 +39,21 @@ from ss_device.errors import UserError
 from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.replay_report import replay_adapter
 from ss_device.evaluation.report import evaluate_adapter
+from ss_device.evaluation.settings import (
+    EvaluationSettings,
+    PromptSettings,
+    ReplaySettings,
+)
 from ss_device.outputs import check_new_file, write_text
 from ss_device.reference.device import chosen_device, device_text
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.tokenizer_file import read_tokenizer
-from ss_device.training.adapt import train_adapter
-from ss_device.training.continuations import Continuation, continuations
+from ss_device.training.adapt import AdapterSettings, fit_adapter
+from ss_device.training.continuations import continuations
 from ss_device.training.examples import encode_examples, load_prompts
 from ss_device.training.schedule import AdapterSchedule
+from ss_device.training.settings import Continuation, RunOptions
 from ss_runtime.backends import why_not
 from ss_runtime.commands.validate import DEFAULTS, validate_backend
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact
@@ -80,7 +86,8 @@ class Setting:
     def prompts(self) -> list[list[int]]:
         """Token ids."""
         tokenizer, shape = read_tokenizer(self.base.path), self.base.architecture
-        return fitting_prompts(self.app, self.data, self.limit, tokenizer, shape, self.tokens).ids
+        settings = PromptSettings(self.limit, self.tokens)
+        return fitting_prompts(self.app, self.data, settings, tokenizer, shape).ids
 
 
 def golden_traces(setting: Setting) -> dict:
@@ -116,8 +123,8 @@ def evaluation(setting: Setting) -> dict:
     return _compared(
         setting,
         lambda device: evaluate_adapter(
-            setting.adapter_folder, setting.base.path, setting.data, setting.limit, NODES, None,
-            "best-first", 3, "draft", setting.tokens, device=device,
+            setting.adapter_folder, setting.base.path, setting.data,
+            EvaluationSettings(setting.limit, setting.tokens, num_nodes=NODES), device=device,
         ),
         lambda result: {"tokens_per_call": result["tokens_per_call"], "tokens": result["tokens"]},
     )  # fmt: skip
@@ -128,10 +135,10 @@ def replaying(setting: Setting) -> dict:
 
     def run(device: str) -> dict:
         own = setting.folder / f"own-{device}.jsonl"
-        trees = [DraftChoice.parse(f"best-first:{NODES}")]
+        trees = (DraftChoice(NODES),)
         result = replay_adapter(
-            setting.adapter_folder, setting.base.path, setting.data, own, trees, setting.limit,
-            setting.tokens, device=device,
+            setting.adapter_folder, setting.base.path, setting.data, own,
+            ReplaySettings(setting.limit, setting.tokens, trees=trees), device=device,
         )  # fmt: skip
         return {**result, "texts": own.read_text()}
 
@@ -214,9 +221,9 @@ def training(name: str) -> Callable[[Setting], dict]:
         config = replace(setting.adapter.config, bigram_shared=False)
         if setting.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        train_adapter(
-            setting.base, setting.app, config, schedule, documents, documents[:2],
-            setting.folder / name, report=lines.append, device=setting.device.type,
+        fit_adapter(
+            setting.base, setting.app, AdapterSettings(config, schedule), documents, documents[:2],
+            setting.folder / name, RunOptions(device=setting.device.type), lines.append,
         )  # fmt: skip
         found = {"tokens/s": lines[-1]["tokens_per_second"], "steps": lines[-1]["steps"]}
         if setting.device.type == "cuda":

@@ -152,7 +152,7 @@ def load_adapter(folder: Path | str) -> Adapter:
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """The entries of speculative_config.json; `architecture` is missing in early files."""
+    """The entries of speculative_config.json."""
 
     format_version: int
     app: str
@@ -163,8 +163,8 @@ class AdapterFile:
     max_tokens: int
     record: dict
     rank_statistics: dict
-    architecture: Architecture | None = None
-    parameters: dict = field(default_factory=dict)
+    architecture: Architecture
+    parameters: dict
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -172,12 +172,11 @@ class AdapterFile:
 
 
 def _read_lora(
-    folder: Path, config: SpeculativeConfig, architecture: Architecture | None
+    folder: Path, config: SpeculativeConfig, architecture: Architecture
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """PEFT's LoRA tensors by canonical projection name.
 
-    architecture: the base's, None in folders written before it was recorded. LoRA of a fused matrix is
-    LoRA of each of its projections with the same `a`.
+    architecture: the base's. LoRA of a fused matrix is LoRA of each of its projections with the same `a`.
     """
     if not config.lora_rank:
         return {}

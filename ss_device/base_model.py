@@ -65,7 +65,8 @@ class BaseFolder:
 def open_base(path: Path | str) -> BaseFolder:
     """Read config, tokenizer and digests of a base folder, no tensor yet.
 
-    path: a folder, else an id on the Hugging Face hub (`ss_device.hub`), which is then the base's name.
+    path: a folder, else the name of one under `models/base`, else an id on the Hugging Face hub
+    (`ss_device.hub`), which is then the base's name.
     Raises UserError that names what is missing: folder, config.json, weights or tokenizer.json.
     """
     path, name = locate_base(Path(path))
@@ -83,12 +84,23 @@ def open_base(path: Path | str) -> BaseFolder:
 
 
 def locate_base(path: Path) -> tuple[Path, str]:
-    """Folder and name of a base that was named by folder or by its id on the hub (fetched if need be)."""
+    """Folder and name of a base that was named by folder, by name alone, or by its id on the hub."""
     if path.is_dir():
         return path, path.name
+    if len(path.parts) == 1 and (named := _under_models(path.name)) is not None:
+        return named, named.name
     if not is_hub_id(path):
         raise UserError(f"{path}: no such base model folder")
     return download_base(str(path)), str(path)
+
+
+def _under_models(name: str) -> Path | None:
+    """`models/base/<name>` where it is there."""
+    try:
+        folder = models_folder() / "base" / name
+    except UserError:
+        return None
+    return folder if folder.is_dir() else None
 
 
 def weight_files(path: Path) -> list[Path]:

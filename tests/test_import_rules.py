@@ -109,6 +109,12 @@ CORE = (
             "\n".join(f"import ss_device.{name}" for name in CORE.split()),
             TORCH | {"mlx", "coremltools", "tokenizers"},
         ),
+        ("import ss_device", TORCH | {"mlx", "coremltools", "numpy", "safetensors", "rich"}),
+        ("from ss_device import load_adapter, train_adapter", TORCH | {"mlx", "coremltools"}),
+        (
+            "import ss_device.training.command as c; c.build_parser()",
+            TORCH | {"mlx", "coremltools", "ss_convert", "ss_runtime"},
+        ),
         ("import ss_executor", TORCH | {"mlx", "coremltools", "ss_device", "ss_runtime"}),
         ("import ss_convert.mlx.weights", TORCH | {"mlx", "coremltools"}),
         ("from ss_convert import convert", TORCH | {"mlx", "coremltools", "numpy", "rich"}),

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from ss_device.application import Application
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
+from ss_device.evaluation.settings import PromptSettings
 from ss_device.training.examples import encode_prompts, load_prompts
 
 
@@ -53,21 +54,19 @@ class DrawnPrompts:
 def fitting_prompts(
     app: Application,
     source: Path | str,
-    limit: int,
+    settings: PromptSettings,
     tokenizer: Tokenizer,
     shape: Architecture,
-    max_tokens: int,
-    longest: int | None = None,
 ) -> DrawnPrompts:
-    """The `limit` drawn prompts, without those of more than `longest` tokens.
+    """The drawn prompts, without those of more than `longest_prompt` tokens.
 
-    By default a prompt may be as long as leaves room for `max_tokens` in the context. UserError when
+    By default a prompt may be as long as leaves room for the longest answer in the context. UserError when
     none is left.
     """
-    drawn = load_test_prompts(app, source, limit)
+    drawn = load_test_prompts(app, source, settings.limit)
     pairs = [(q.text, q.row) for q in drawn]
     encoded = encode_prompts(app, pairs, tokenizer, shape.bos_id, shape.end_id, shape.vocab_size)
-    room = longest or shape.max_positions - max_tokens
+    room = settings.longest_prompt or shape.max_positions - settings.longest_answer(app)
     kept = [(q, ids) for q, ids in zip(drawn, encoded, strict=True) if len(ids) <= room]
     if not kept:
         raise UserError(f"{source}: no prompt of at most {room} tokens")

@@ -12,21 +12,21 @@ from ss_device.adapter import Adapter, load_adapter
 from ss_device.application import load_application
 from ss_device.base_model import open_base
 from ss_device.config import parameter_count
-from ss_device.draft_choice import DraftChoice
 from ss_device.evaluation.acceptance import AcceptanceCounts
 from ss_device.evaluation.prompts import fitting_prompts
 from ss_device.evaluation.repetition import repeats
 from ss_device.evaluation.replay import replay_continuations
+from ss_device.evaluation.settings import ReplaySettings
 from ss_device.evaluation.stopping import text_before_stop
 from ss_device.evaluation.task_scores import task_scores
 from ss_device.json_lines import read_json_lines
 from ss_device.reference.device import chosen_device
 from ss_device.reference.replaced_weights import with_weights
-from ss_device.reference.stream_model import load_stream_model
+from ss_device.reference.stream_model import StreamModel, load_stream_model
 from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training.chat_template import with_tokenizer_template
-from ss_device.training.continuations import Continuation
 from ss_device.training.distill import Prompt, distill
+from ss_device.training.settings import DistillSettings
 
 
 def replay_adapter(
@@ -34,39 +34,31 @@ def replay_adapter(
     base_folder: Path,
     data: Path | str,
     continuations: Path,
-    trees: Sequence[DraftChoice],
-    limit: int,
-    max_tokens: int | None = None,
-    longest_prompt: int | None = None,
-    report: Callable[[dict], None] = lambda record: None,
+    settings: ReplaySettings,
     weights: Mapping[str, np.ndarray] | None = None,
+    report: Callable[[dict], None] = lambda record: None,
     device: str | None = None,
 ) -> dict:
-    """Acceptance of an adapter on `limit` prompts of `data` for every tree, and the metric.
+    """Acceptance of an adapter on prompts of `data` for every tree (`replay_continuations`); the metric.
 
-    Trees are replayed (`replay_continuations`). The prompts are those that `evaluate` draws.
-    `continuations`: JSON lines of the model's own text, made here where prompts are missing; every
-    lossless adapter of a base shares them. Prompts of more than `longest_prompt` tokens (default: what
-    leaves room for `max_tokens` in the context) are left out and counted. device: `cpu`, `cuda` or
-    `mps` (None: what is there).
+    The prompts are those that `evaluate` draws. `continuations`: JSON lines of the model's own text,
+    made here where prompts are missing; every lossless adapter of a base shares them. Prompts of more
+    than `longest_prompt` tokens (default: what leaves room for the answer in the context) are left
+    out and counted. weights: canonical ones in place of the base's. device: `cpu`, `cuda` or `mps` (None:
+    what is there).
     """
     base, adapter = open_base(base_folder), load_adapter(adapter_folder)
     app = with_tokenizer_template(load_application(adapter.app), base.path)
-    tokenizer = read_tokenizer(base.path)
-    shape = base.architecture
-    max_tokens = max_tokens or app.max_tokens
-    tests = fitting_prompts(app, data, limit, tokenizer, shape, max_tokens, longest_prompt)
-    where = chosen_device(device)
-    if weights is None:
-        model = load_stream_model(base, adapter, device=where)
-    else:
-        model = with_weights(base, weights, adapter, where)
-    settings = Continuation(max_tokens, stop_strings=app.stop_strings)
+    tokenizer, shape = read_tokenizer(base.path), base.architecture
+    tests = fitting_prompts(app, data, settings, tokenizer, shape)
+    model = _replayed_model(base, adapter, weights, device)
+    longest = settings.longest_answer(app)
+    how = DistillSettings(longest, stop_strings=app.stop_strings)
     made_from = _made_from(adapter, weights)
-    outputs = _own_texts(model, tokenizer, tests, continuations, settings, made_from, report)
-    drafters, ends = [t.drafter(adapter.bigram_bias()) for t in trees], frozenset(shape.eos_ids)
+    outputs = _own_texts(model, tokenizer, tests, continuations, how, made_from, report)
+    drafters, ends = [t.drafter(adapter.bigram_bias()) for t in settings.trees], frozenset(shape.eos_ids)
     counts = replay_continuations(
-        model, drafters, tests.ids, outputs, ends, max_tokens,
+        model, drafters, tests.ids, outputs, ends, longest,
         report=lambda done, total: report({"step": done, "steps": total}),
     )  # fmt: skip
     texts = [text_before_stop(ids, tokenizer, app.stop_strings) for ids in outputs]
@@ -78,8 +70,15 @@ def replay_adapter(
         **task_scores(app, texts, tests.questions),
         "parameters": parameter_count(adapter.config, shape),
         "repeating_texts": sum(loops),
-        "trees": {str(t): _summary(c, loops) for t, c in zip(trees, counts, strict=True)},
+        "trees": {str(t): _summary(c, loops) for t, c in zip(settings.trees, counts, strict=True)},
     }
+
+
+def _replayed_model(base, adapter, weights, device: str | None) -> StreamModel:
+    where = chosen_device(device)
+    if weights is None:
+        return load_stream_model(base, adapter, device=where)
+    return with_weights(base, weights, adapter, where)
 
 
 def _summary(counts: Sequence[AcceptanceCounts], loops: Sequence[bool]) -> dict:
@@ -114,6 +113,6 @@ def _own_texts(model, tokenizer, tests, path, settings, made_from, report) -> li
     """The model's own greedy continuations of test prompts, kept in the file `path`."""
     asked = [Prompt(tuple(ids), q.text) for q, ids in zip(tests.questions, tests.ids, strict=True)]
     ends = model.architecture.eos_ids
-    distill(model.base, tokenizer, asked, path, ends, settings, made_from, report=report)
+    distill(model.base, tokenizer, asked, path, ends, settings, made_from, report)
     own = {row["prompt"]: row["completion_ids"] for row in read_json_lines(path)}
     return [own[question.text] for question in tests.questions]

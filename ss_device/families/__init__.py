@@ -45,11 +45,11 @@ def read_architecture(config: dict) -> Architecture:
         raise UserError(f"config.json: a setting is of a wrong type or size ({one_line(error)})") from error
 
 
-def names_of(architecture: Architecture | None) -> CheckpointNames:
-    """The family's module paths. None: Llama's, for adapter folders that do not name their base's."""
-    return (llama if architecture is None else family_module(architecture.family)).NAMES
+def names_of(architecture: Architecture) -> CheckpointNames:
+    """The family's module paths."""
+    return family_module(architecture.family).NAMES
 
 
-def canonical_parts(architecture: Architecture | None, name: str) -> list[Part]:
+def canonical_parts(architecture: Architecture, name: str) -> list[Part]:
     """The canonical tensors that a checkpoint's tensor `name` holds; [] for derived buffers."""
     return names_of(architecture).parts(name, architecture)

@@ -53,10 +53,10 @@ class CheckpointNames:
     layers: str = "model.layers"
     layer: Mapping[str, str] = field(default_factory=lambda: LLAMA_LAYER)
 
-    def parts(self, name: str, architecture: Architecture | None) -> list[Part]:
+    def parts(self, name: str, architecture: Architecture) -> list[Part]:
         """The canonical tensors that a stored tensor holds; [] for tables that follow from the config.
 
-        Only fused tensors need the architecture. Raises UserError for an unexpected name.
+        Raises UserError for an unexpected name.
         """
         module, _, kind = name.rpartition(".")
         for candidate in (module, f"model.{module}"):  # some checkpoints were saved without the head
@@ -98,7 +98,7 @@ def fused_projections(canonical: str) -> tuple[str, ...]:
     return FUSED.get(canonical, (canonical.rpartition(".")[2],))
 
 
-def _parts(module: str, kind: str, architecture: Architecture | None) -> Iterator[Part]:
+def _parts(module: str, kind: str, architecture: Architecture) -> Iterator[Part]:
     short = ".".join(module.split(".")[2:])
     if short not in FUSED:
         yield Part(f"{module}.{kind}", 0, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from ss_device.training.objective import StreamLoss
 from ss_device.training.processes import joined_processes
 from ss_device.training.run_folder import open_run, run_folder
 from ss_device.training.schedule import AdapterSchedule, plan_epochs
+from ss_device.training.settings import NEW_RUN, RunOptions
 from ss_device.training.validation import document_ranks, rank_statistics, summary
 
 
@@ -46,66 +47,66 @@ def build_stream_model(
     return StreamModel(model, base.architecture, config)
 
 
-def train_adapter(
+@dataclass(frozen=True)
+class AdapterSettings:
+    """What is trained, how, and from what.
+
+    start: an adapter of the same settings whose parts (and LoRA) are the starting point; with `pruning`
+    after, its parts stay as they are and only the early exit learns. bigram_bias: factors from
+    `load_bigram_bias` to start from; with `bigram_shared` they are required and stay frozen.
+    golden_prompts: what `golden_prompts.jsonl` of the folder holds, if anything.
+    """
+
+    config: SpeculativeConfig
+    schedule: AdapterSchedule
+    start: Adapter | None = None
+    bigram_bias: dict[str, np.ndarray] | None = None
+    golden_prompts: str = ""
+
+
+def fit_adapter(
     base: BaseFolder,
     app: Application,
-    config: SpeculativeConfig,
-    schedule: AdapterSchedule,
+    settings: AdapterSettings,
     train: Sequence[Document],
     valid: Sequence[Document],
     output: Path,
-    resume: bool = False,
+    run: RunOptions = NEW_RUN,
     report: Callable[[dict], None] = lambda line: None,
-    start: Adapter | None = None,
-    bigram_bias: dict[str, np.ndarray] | None = None,
-    force: bool = False,
-    golden_prompts: str = "",
-    device: str | None = None,
 ) -> Adapter:
     """Train an adapter and write its folder to `output`; checkpoints and log in `<output>.run/`.
 
-    `start`: an adapter of the same settings whose parts (and LoRA) are the starting point; with
-    `pruning` after, its parts stay as they are and only the early exit learns. `bigram_bias`: factors
-    from `load_bigram_bias` to start from; with `bigram_shared` they are required and stay frozen. force: an
-    earlier run and the adapter it wrote are replaced.
-
-    golden_prompts: what `golden_prompts.jsonl` of the folder holds, if anything. device: `cpu`, `cuda` or
-    `mps` (None: what is there).
-
-    `report` receives every log record on the first process: step, steps, parts, seconds,
-    tokens_per_second, eta (seconds), and `valid` (see `validation.summary`) where that was measured.
+    With `run.force` an earlier run and the adapter it wrote are replaced. `report` receives every log
+    record on the first process: step, steps, parts, seconds, tokens_per_second, eta (seconds), and `valid`
+    (see `validation.summary`) where that was measured. Raises UserError for settings, documents, a start
+    or a bigram bias that do not fit each other, and for a run that may not begin (`open_run`).
     """
-    _check_inputs(base, config, schedule, train, start)
-    _check_bigram_bias(config, start, bigram_bias)
-    accelerator = joined_processes(device)
-    folder = run_folder(output)
-    settings = _settings(base, config, schedule, train, valid, start, bigram_bias)
+    _check_inputs(base, settings, train)
+    _check_bigram_bias(settings)
+    accelerator = joined_processes(run.device)
     if accelerator.is_main_process:
-        check_output_folder(output, "an adapter", is_adapter, force or resume)
-        open_run(folder, settings, resume, force)
+        check_output_folder(output, "an adapter", is_adapter, run.force or run.resume)
+        open_run(run_folder(output), _compared(base, settings, train, valid), run.resume, run.force)
     accelerator.wait_for_everyone()
-    model = _initial_model(base, config, schedule, start, accelerator.device, bigram_bias)
-    run = _prepared_run(accelerator, model, schedule, train, valid, folder, report)
-    progress = run.run(_progress(run, resume))
-    run.objective.eval()
-    ranks = document_ranks(
-        run.objective, valid, config.num_streams, accelerator.device, segment=schedule.segment
-    )
-    model = _whole_model(accelerator, run.loss_module.model, base, config, schedule, start, bigram_bias)
-    adapter = _adapter(base, app, config, schedule, model, progress, len(train), ranks)
+    model = _initial_model(base, settings, accelerator.device)
+    training = _training_run(accelerator, model, settings.schedule, train, valid, output, report)
+    progress = training.run(_progress(training, run.resume))
+    ranks = _final_ranks(training)
+    model = _whole_model(accelerator, training.loss_module.model, base, settings)
+    adapter = _adapter(base, app, settings, model, progress, len(train), ranks)
     if accelerator.is_main_process:
-        _write(adapter, base, model, output, golden_prompts)
+        _write(adapter, base, model, output, settings.golden_prompts)
     accelerator.wait_for_everyone()
     return adapter
 
 
-def _prepared_run(accelerator, model, schedule, train, valid, folder, report) -> TrainingRun:
+def _training_run(accelerator, model, schedule, train, valid, output, report) -> TrainingRun:
     """Model and optimizer as accelerate takes them, with the batches of all epochs."""
     optimizer = torch.optim.AdamW(
         list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
     )
     objective, optimizer = accelerator.prepare(StreamLoss(model, schedule), optimizer)
-    plan = plan_epochs(train, schedule)
+    plan, folder = plan_epochs(train, schedule), run_folder(output)
     return TrainingRun(accelerator, objective, optimizer, schedule, train, valid, plan, folder, report)
 
 
@@ -117,7 +118,15 @@ def _progress(run: TrainingRun, resume: bool) -> Progress:
     return typed(Progress, record or {}, f"{folder}: record.json")
 
 
-def _check_inputs(base, config, schedule, train, start) -> None:
+def _final_ranks(run: TrainingRun) -> list[np.ndarray]:
+    """Ranks of the true tokens of all held-out documents, by the trained model."""
+    run.objective.eval()
+    streams, device = run.loss_module.model.config.num_streams, run.accelerator.device
+    return document_ranks(run.objective, run.valid, streams, device, segment=run.schedule.segment)
+
+
+def _check_inputs(base: BaseFolder, settings: AdapterSettings, train: Sequence[Document]) -> None:
+    config, schedule, start = settings.config, settings.schedule, settings.start
     config.check(base.architecture)
     check_quantization(schedule)
     if not train:
@@ -139,20 +148,22 @@ def _check_inputs(base, config, schedule, train, start) -> None:
             raise UserError(f"adapter '{start.app}' to start from has other settings")
 
 
-def _check_bigram_bias(config, start, bigram_bias) -> None:
-    if bigram_bias is not None and not config.bigram_rank:
+def _check_bigram_bias(settings: AdapterSettings) -> None:
+    given, config = settings.bigram_bias is not None, settings.config
+    if given and not config.bigram_rank:
         raise UserError("a bigram bias needs settings with a bigram_rank above 0")
-    if config.bigram_shared and bigram_bias is None and start is None:
+    if config.bigram_shared and not given and settings.start is None:
         raise UserError("bigram_shared needs the base's bigram bias (--bigram-bias)")
 
 
-def _initial_model(base, config, schedule, start, device, bigram_bias=None) -> StreamModel:
-    model = build_stream_model(base, config, schedule.seed, schedule, device)
-    if start is not None:
-        _start_from(model, start, base)
-    if bigram_bias is not None:
-        model.parts.from_numpy({**model.parts.to_numpy(), **bigram_bias})
-    if config.bigram_shared:
+def _initial_model(base: BaseFolder, settings: AdapterSettings, device: torch.device) -> StreamModel:
+    schedule = settings.schedule
+    model = build_stream_model(base, settings.config, schedule.seed, schedule, device)
+    if settings.start is not None:
+        _start_from(model, settings.start, base)
+    if settings.bigram_bias is not None:
+        model.parts.from_numpy({**model.parts.to_numpy(), **settings.bigram_bias})
+    if settings.config.bigram_shared:
         model.parts.bigram.requires_grad_(False)
     if schedule.pruning == "after":
         for name, parameter in model.named_parameters():
@@ -171,16 +182,16 @@ def _start_from(model: StreamModel, start: Adapter, base: BaseFolder) -> None:
         model.base.load_state_dict(lora, strict=False)
 
 
-def _whole_model(accelerator, model, base, config, schedule, start, bigram_bias) -> StreamModel:
+def _whole_model(accelerator, model, base: BaseFolder, settings: AdapterSettings) -> StreamModel:
     """The trained model of this process; one that FSDP has cut up is put together again."""
     if accelerator.distributed_type != DistributedType.FSDP:
         return model
-    whole = _initial_model(base, config, schedule, start, accelerator.device, bigram_bias)
+    whole = _initial_model(base, settings, accelerator.device)
     copy_trainable(model, whole)
     return whole
 
 
-def _adapter(base, app, config, schedule, model, progress, documents, ranks) -> Adapter:
+def _adapter(base, app, settings: AdapterSettings, model, progress, documents: int, ranks) -> Adapter:
     shown = ranks[:VALIDATION_DOCUMENTS]
     losses = {n: round(v, 4) for n, v in progress.parts.items()}
     history = {
@@ -194,13 +205,13 @@ def _adapter(base, app, config, schedule, model, progress, documents, ranks) -> 
     }
     return Adapter(
         app=app.name,
-        config=config,
+        config=settings.config,
         base=base.identity,
         tensors=model.parts.to_numpy(),
         prompt_template=app.template,
         stop_strings=app.stop_strings,
         max_tokens=app.max_tokens,
-        record={**asdict(schedule), **history},
+        record={**asdict(settings.schedule), **history},
         rank_statistics=rank_statistics(ranks),
     )
 
@@ -214,17 +225,18 @@ def _write(adapter: Adapter, base: BaseFolder, model: StreamModel, output: Path,
             (folder / GOLDEN_PROMPTS).write_text(golden, encoding="utf-8")
 
 
-def _settings(base, config, schedule, train, valid, start, bigram_bias) -> dict:
+def _compared(base: BaseFolder, settings: AdapterSettings, train, valid) -> dict:
     """Everything that a resumed run must have in common with the earlier one."""
     data, parts = hashlib.sha256(), hashlib.sha256()
     for document in [*train, *valid]:
         data.update(document.ids.tobytes() + repr(document.generated).encode())
-    initial = (start.tensors if start is not None else {}) | (bigram_bias or {})
+    start = settings.start.tensors if settings.start is not None else {}
+    initial = start | (settings.bigram_bias or {})
     for name in sorted(initial):
         parts.update(initial[name].tobytes())
-    kept = {n: v for n, v in asdict(schedule).items() if n != "checkpoint_minutes"}
+    kept = {n: v for n, v in asdict(settings.schedule).items() if n != "checkpoint_minutes"}
     return {
-        **config.to_dict(),
+        **settings.config.to_dict(),
         **kept,
         "base model": base.identity.sha256,
         "documents": len(train),

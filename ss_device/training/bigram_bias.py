@@ -23,6 +23,7 @@ from ss_device.outputs import file_in_one_go
 from ss_device.reference.device import chosen_device
 from ss_device.reference.stream_parameters import BigramBiasFactors
 from ss_device.training.corpus import Document
+from ss_device.training.settings import BigramBiasSettings
 
 NAMES = ("bigram.u", "bigram.v")
 
@@ -47,11 +48,7 @@ def bigram_counts(documents: Sequence[Document]) -> tuple[np.ndarray, np.ndarray
 def train_bigram_bias(
     documents: Sequence[Document],
     vocab_size: int,
-    rank: int,
-    epochs: int = 30,
-    parents_per_batch: int = 256,
-    learning_rate: float = 0.02,
-    seed: int = 0,
+    settings: BigramBiasSettings,
     report: Callable[[dict], None] = lambda record: None,
     device: str | None = None,
 ) -> dict[str, np.ndarray]:
@@ -60,18 +57,18 @@ def train_bigram_bias(
     Full softmax over the vocabulary, batches of distinct parents weighted by their counts. device: `cpu`,
     `cuda` or `mps` (None: what is there); the factors start as on the CPU.
     """
-    where = chosen_device(device)
-    torch.manual_seed(seed)
+    where, epochs = chosen_device(device), settings.epochs
+    torch.manual_seed(settings.seed)
     pairs, counts = bigram_counts(documents)
     parents, starts = np.unique(pairs[:, 0], return_index=True)
     bounds = np.append(starts, len(pairs))
-    factors = BigramBiasFactors(vocab_size, rank).to(where)
-    optimizer = torch.optim.AdamW(factors.parameters(), lr=learning_rate, weight_decay=0.0)
-    rng = np.random.default_rng(seed)
-    batches = -(-len(parents) // parents_per_batch)
+    factors = BigramBiasFactors(vocab_size, settings.rank).to(where)
+    optimizer = torch.optim.AdamW(factors.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    rng = np.random.default_rng(settings.seed)
+    batches = -(-len(parents) // settings.parents_per_batch)
     for epoch in range(epochs):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * (1 - epoch / epochs)
+            group["lr"] = settings.learning_rate * (1 - epoch / epochs)
         total = 0.0
         for chosen in np.array_split(rng.permutation(len(parents)), batches):
             loss, weight = _negative_log_likelihood(factors, parents, bounds, pairs, counts, chosen)

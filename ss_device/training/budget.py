@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from ss_device.command_line import positive, positive_number
 from ss_device.errors import UserError
+from ss_device.settings import setting
 from ss_device.training.recipe import Schedule
 
+HOW_LONG = "how long: a stretch ends with the rate decayed to zero"
 MOST_STEPS, MOST_MINUTES = 10**9, 10**7
 """Years: what a mistyped or damaged number must not make of a run."""
 
@@ -19,9 +22,13 @@ class Budget:
     hold: the rate does not decay in this stretch; the model is not written, and a later stretch goes on.
     """
 
-    steps: int = 0
-    minutes: float = 0.0
-    hold: bool = False
+    steps: int = setting(0, help="optimizer steps (default: the recipe's)", parse=positive, group=HOW_LONG)
+    minutes: float = setting(
+        0.0, help="time budget instead, without measurements", parse=positive_number, group=HOW_LONG
+    )
+    hold: bool = setting(
+        False, help="do not decay and write no model: a later stretch continues", group=HOW_LONG
+    )
 
     def __post_init__(self) -> None:
         if not (0 <= self.steps <= MOST_STEPS and 0 <= self.minutes <= MOST_MINUTES):

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
 from ss_device.evaluation.stopping import stop_length
-from ss_device.sampling import Sampling, keyed_uniform
+from ss_device.sampling import keyed_uniform
 from ss_device.token_ids import is_token_id
+from ss_device.training.settings import Continuation
 
 # A stop string is looked for in this many newest tokens while generating.
 TAIL = 32
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """How texts are continued. temperature 0 is greedy; stop strings end a text like the end token."""
-
-    max_tokens: int = 96
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    stop_strings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.temperature != 0:
-            Sampling(self.temperature, top_p=self.top_p)  # checks the ranges
 
 
 def row_seed(seed: int, sample: int, prompt: Sequence[int]) -> int:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
+from ss_device.application import Application
+from ss_device.base_model import BaseFolder
 from ss_device.errors import UserError
 from ss_device.json_lines import Row, drop_torn_line, located, read_lines
 from ss_device.outputs import output_lock, write_text
 from ss_device.strict_json import decode_object, read_json
-from ss_device.training.continuations import Continuation, continuations
+from ss_device.tokenizer_file import read_tokenizer
+from ss_device.training.continuations import continuations
+from ss_device.training.examples import encode_prompts, encode_turns, load_prompts
+from ss_device.training.settings import Continuation, DistillSettings
 
 
 @dataclass(frozen=True)
@@ -30,24 +35,41 @@ class Prompt:
         return {"prompt": self.text} if self.text is not None else {"prompt_ids": list(self.ids)}
 
 
+def prompts_of(
+    app: Application, base: BaseFolder, source: Path | str, settings: DistillSettings
+) -> list[Prompt]:
+    """What is continued of a source's rows: their prompts, or every turn of conversations.
+
+    Raises UserError where none is short enough.
+    """
+    shape, tokenizer = base.architecture, read_tokenizer(base.path)
+    pairs = load_prompts(app, source, settings.limit, settings.seed)
+    encode = encode_turns if app.kind == "chat" else encode_prompts
+    encoded = encode(app, pairs, tokenizer, shape.bos_id, shape.end_id, shape.vocab_size)
+    texts = [None] * len(encoded) if app.kind == "chat" else [text for text, _ in pairs]
+    longest = settings.longest_prompt or shape.max_positions - settings.max_tokens
+    prompts = [Prompt(tuple(ids), t) for ids, t in zip(encoded, texts, strict=True) if len(ids) <= longest]
+    if not prompts:
+        raise UserError(f"{source}: no prompt of at most {longest} tokens")
+    return prompts
+
+
 def distill(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
     output: Path,
     eos_ids: Sequence[int],
-    settings: Continuation,
+    settings: DistillSettings,
     made_from: dict,
-    samples: int = 1,
-    batch_size: int = 64,
     report: Callable[[dict], None] = lambda record: None,
 ) -> int:
     """Append {"prompt" or "prompt_ids", "sample", "completion_ids"} rows; returns the rows written.
 
     Resumable: texts that `output` already holds are kept (a half written last line is dropped), so
-    more prompts or samples may be added. `<output>.settings.json` holds the settings and `made_from`
-    (base, data, application); a file made with others is refused. Texts that reach max_tokens without
-    an end are kept as they are. Prompts of similar length share a batch. `report` gets step, steps,
+    more prompts or samples may be added. `<output>.settings.json` holds how texts are continued and
+    `made_from` (base, data, application); a file made otherwise is refused. Texts that reach max_tokens
+    without an end are kept as they are. Prompts of similar length share a batch. `report` gets step, steps,
     prompts_per_second, eta. One process at a time writes a file.
     """
     if output.suffix != ".jsonl":
@@ -55,12 +77,12 @@ def distill(
     if output.exists() and not output.is_file():
         raise UserError(f"{output}: is not a plain file")
     with output_lock(output):
-        check_settings(output, {**made_from, **asdict(settings)})
-        waiting = _waiting(prompts, samples, _finished(output))
+        check_settings(output, {**made_from, **_how_continued(settings)})
+        waiting = _waiting(prompts, settings.samples, _finished(output))
         started = time.monotonic()
         with output.open("a", encoding="utf-8") as file:
-            for first in range(0, len(waiting), batch_size):
-                batch = waiting[first : first + batch_size]
+            for first in range(0, len(waiting), settings.batch_size):
+                batch = waiting[first : first + settings.batch_size]
                 made = continuations(
                     model, tokenizer, [p.ids for p, _ in batch], eos_ids, settings, [s for _, s in batch]
                 )
@@ -70,6 +92,11 @@ def distill(
                 file.flush()
                 report(_progress(first + len(batch), len(waiting), time.monotonic() - started))
     return len(waiting)
+
+
+def _how_continued(settings: Continuation) -> dict:
+    """What a text depends on: not how many prompts, samples and rows of a batch there are."""
+    return {field.name: getattr(settings, field.name) for field in fields(Continuation)}
 
 
 def _waiting(

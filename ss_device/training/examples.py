@@ -9,16 +9,19 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ss_device.application import Application
+from ss_device.base_model import BaseFolder
 from ss_device.conversation import Piece
 from ss_device.errors import UserError
 from ss_device.json_lines import located
 from ss_device.token_ids import check_token_ids
+from ss_device.tokenizer_file import read_tokenizer
 from ss_device.training.corpus import Document
-from ss_device.training.rows import read_rows
+from ss_device.training.rows import Source, read_rows
+from ss_device.training.settings import ExampleSettings
 
 
 def load_prompts(
-    app: Application, source: Path | str, limit: int | None = None, seed: int = 0
+    app: Application, source: Source, limit: int | None = None, seed: int = 0
 ) -> list[tuple[str, dict]]:
     """(prompt text, row) of a source (`read_rows`), shuffled by `seed` and cut to `limit` rows.
 
@@ -27,7 +30,7 @@ def load_prompts(
     """
     pairs = [(_prompt_text(app, row), row) for row in read_rows(app, source)]
     if not pairs:
-        raise UserError(f"{source}: no rows")
+        raise UserError(f"{source}: no rows" if isinstance(source, str | Path) else "data: no rows")
     order = np.random.default_rng(seed).permutation(len(pairs))[:limit]
     return [pairs[i] for i in order]
 
@@ -109,6 +112,20 @@ def encode_examples(
             f"(the shortest needs {shortest})"
         )
     return documents
+
+
+def read_examples(
+    app: Application, base: BaseFolder, source: Source, settings: ExampleSettings, seed: int
+) -> list[Document]:
+    """The documents of a source that a base can be trained on, in an order fixed by `seed`.
+
+    UserError as `load_prompts` and `encode_examples`, and for longer examples than the base's context.
+    """
+    shape = base.architecture
+    pairs = load_prompts(app, source, settings.limit, seed)
+    longest = settings.longest(shape.max_positions)
+    tokenizer = read_tokenizer(base.path)
+    return encode_examples(app, pairs, tokenizer, shape.bos_id, shape.end_id, longest, shape.vocab_size)
 
 
 def _encode_row(app, text, row, tokenizer, bos_id, eos_id) -> tuple[list[int], list[tuple[int, int]]]:

@@ -27,6 +27,7 @@ from ss_device.training.corpus import Document
 from ss_device.training.log import open_log
 from ss_device.training.run_folder import open_run, run_folder
 from ss_device.training.schedule import AdapterSchedule, learning_rate, plan_epochs
+from ss_device.training.settings import NEW_RUN, LoRASettings, RunOptions
 
 RECORD_FILE = "finetune.json"
 FILES = (RECORD_FILE, "adapter_config.json", "adapter_model.safetensors")
@@ -47,40 +48,37 @@ class Progress:
 def train_lora(
     base: BaseFolder,
     app: Application,
-    rank: int,
-    alpha: float,
+    settings: LoRASettings,
     schedule: AdapterSchedule,
     documents: Sequence[Document],
     output: Path,
-    resume: bool = False,
+    run: RunOptions = NEW_RUN,
     report: Callable[[dict], None] = lambda line: None,
-    force: bool = False,
-    device: str | None = None,
 ) -> None:
     """Fine-tune LoRA on all projections (mean CE over generated tokens) and write a PEFT folder.
 
     Same order of batches and same rates as an adapter with this schedule. Checkpoints and log are in
-    `<output>.run/`. Beside peft's own files, finetune.json says base, application and training. force: an
-    earlier run and what it wrote are replaced.
+    `<output>.run/`. Beside peft's own files, finetune.json says base, application and training. With
+    `run.force` an earlier run and what it wrote are replaced.
     """
-    where, run = chosen_device(device), run_folder(output)
-    settings = {"rank": rank, "alpha": alpha, "schedule": asdict(schedule), "documents": len(documents)}
-    check_output_folder(output, "a LoRA", lambda folder: holds_only(folder, FILES), force or resume)
-    open_run(run, settings, resume, force)
+    where, folder = chosen_device(run.device), run_folder(output)
+    compared = {**asdict(settings), "schedule": asdict(schedule), "documents": len(documents)}
+    check_output_folder(output, "a LoRA", lambda found: holds_only(found, FILES), run.force or run.resume)
+    open_run(folder, compared, run.resume, run.force)
     torch.manual_seed(schedule.seed)
-    config = SpeculativeConfig(mode="shared", lora_rank=rank, lora_alpha=alpha)
+    config = SpeculativeConfig(mode="shared", lora_rank=settings.rank, lora_alpha=settings.alpha)
     model = add_lora(load_base(base), base.architecture, config).to(where)
     optimizer = torch.optim.AdamW(
         list(trainable(model).values()), lr=schedule.learning_rate, weight_decay=0.0
     )
-    record = load_checkpoint(run / "checkpoint", model, optimizer) if resume else None
-    loss = _run(model, optimizer, schedule, documents, run, record, report)
-    with folder_in_one_go(output) as folder:
-        save_lora(model, folder)
+    record = load_checkpoint(folder / "checkpoint", model, optimizer) if run.resume else None
+    loss = _run(model, optimizer, schedule, documents, folder, record, report)
+    with folder_in_one_go(output) as written:
+        save_lora(model, written)
         parameters = sum(p.numel() for p in trainable(model).values())
         raw = {"app": app.name, "base": base.identity.to_dict(), "parameters": parameters,
-               "final_loss": loss, **settings}  # fmt: skip
-        (folder / RECORD_FILE).write_text(json.dumps(raw, indent=1) + "\n")
+               "final_loss": loss, **compared}  # fmt: skip
+        (written / RECORD_FILE).write_text(json.dumps(raw, indent=1) + "\n")
 
 
 def save_lora(model: PeftModel, folder: Path) -> None:

@@ -32,6 +32,7 @@ from ss_device.training.document_stream import DocumentStream
 from ss_device.training.processes import joined_processes
 from ss_device.training.recipe import Recipe, Schedule
 from ss_device.training.run_folder import STATES, check_new_run, check_plain_entries, run_folder
+from ss_device.training.settings import NEW_RUN, PretrainSettings, RunOptions
 from ss_device.training.stretch_end import has_ended, mark_written
 from ss_device.training.tokenizer import train_tokenizer
 
@@ -63,59 +64,60 @@ def pretrain(
     data: Path,
     output: Path,
     budget: Budget | None = None,
-    resume: bool = False,
-    precision: str = "fp32",
-    checkpoint_minutes: float = 5.0,
-    check_minutes: float = 0.0,
+    settings: PretrainSettings | None = None,
+    run: RunOptions = NEW_RUN,
     report: Callable[[dict], None] = lambda record: None,
-    start: Path | None = None,
-    tokenizer_of: Path | None = None,
-    shard_size: str = "50GB",
-    force: bool = False,
-    device: str | None = None,
 ) -> None:
     """Train the recipe's base model and write a Hugging Face folder (fp16 safetensors) to `output`.
 
-    `budget`: how long this stretch is (default: the recipe's steps). A stretch ends annealed; `resume`
+    `budget`: how long this stretch is (default: the recipe's steps). A stretch ends annealed; `run.resume`
     goes on with an interrupted one (its model may be all that is missing), which keeps its budget, or
-    else starts a further one from the state before the decay.
-    Checkpoints and the log live in `<output>.run/`; `report` receives every log record: step, steps,
-    loss, lr, tokens, tokens_per_second, eta, and `valid` every `check_minutes` (0: at a stretch's end).
-
-    `start`: a Hugging Face folder of the recipe's shape whose weights and tokenizer are the starting
-    point. tokenizer_of: a folder whose tokenizer is taken instead of training one, for a draft model,
-    say. precision: fp32 or bf16 (autocast). force: an earlier run and what it wrote are replaced. device:
-    `cpu`, `cuda` or `mps` (None: what is there). Raises UserError when one of them does not fit.
+    else starts a further one from the state before the decay; with `run.force` an earlier run and what it
+    wrote are replaced. Checkpoints and the log live in `<output>.run/`; `report` receives every log
+    record: step, steps, loss, lr, tokens, tokens_per_second, eta, and `valid` every `check_minutes`.
+    Raises UserError for data, a budget, a start or a tokenizer that do not fit the recipe.
     """
-    accelerator = joined_processes(device)
+    accelerator = joined_processes(run.device)
     recipe = recipe.on(accelerator.device.type)
-    if not resume:
+    if not run.resume:
         _checked_budget(budget, recipe)
     recipe.check_files(data)
-    run = run_folder(output)
-    _open_run(run, output, resume, accelerator, force)
-    if accelerator.is_main_process and (start or tokenizer_of):
-        _copy_tokenizer(start or tokenizer_of, recipe, run / "tokenizer")
-    tokenizer = _tokenizer(recipe, data, run, accelerator)
+    folder = run_folder(output)
+    _open_run(folder, output, run, accelerator)
+    settings = settings or PretrainSettings()
+    begun_with = settings.start or settings.tokenizer_of
+    if accelerator.is_main_process and begun_with:
+        _copy_tokenizer(begun_with, recipe, folder / "tokenizer")
+    training = _base_run(recipe, data, output, budget, settings, run, accelerator, report)
+    training.run()
+    if accelerator.is_main_process and not training.budget.hold:
+        save_base(training.model, folder / "tokenizer", output, settings.shard_size)
+        mark_written(folder, training.progress)
+
+
+def _base_run(recipe, data, output, budget, settings, run, accelerator, report) -> BaseRun:
+    """The stretch as it begins: a new model and the first documents, or the state of a checkpoint."""
+    folder = run_folder(output)
+    tokenizer = _tokenizer(recipe, data, folder, accelerator)
     stream = DocumentStream(recipe, data, tokenizer)
     checks = BaseChecks(recipe, data, tokenizer)
+    start = settings.start
     model = build_model(recipe, tokenizer) if start is None else started_model(recipe, start)
     on_gpu = accelerator.device.type == "cuda"
     model.set_attn_implementation("sdpa" if on_gpu else explicit_attention.NAME)
     optimizer = build_optimizer(model, recipe.schedule)
-    progress = _restore(run, output, model, optimizer, stream) if resume else Progress()
+    progress = _restore(folder, output, model, optimizer, stream) if run.resume else Progress()
     if accelerator.is_main_process and not progress.step:
-        mark_written(run, progress)  # nothing as yet: whatever ends without its model is to be told apart
-    progress.stretch = _stretch(progress, budget, recipe, run)
+        mark_written(
+            folder, progress
+        )  # nothing as yet: whatever ends without its model is to be told apart
+    progress.stretch = _stretch(progress, budget, recipe, folder)
+    precision = settings.precision or default_precision(run.device)
     objective, optimizer = accelerator.prepare(NextTokenLoss(model, precision, on_gpu), optimizer)
-    training = BaseRun(
-        accelerator, objective, optimizer, recipe, stream, checks, run, progress,
-        checkpoint_minutes, check_minutes, report,
+    return BaseRun(
+        accelerator, objective, optimizer, recipe, stream, checks, folder, progress,
+        settings.checkpoint_minutes, settings.check_minutes, report,
     )  # fmt: skip
-    training.run()
-    if accelerator.is_main_process and not training.budget.hold:
-        save_base(accelerator.unwrap_model(objective).model, run / "tokenizer", output, shard_size)
-        mark_written(run, progress)
 
 
 def default_precision(device: str | None = None) -> str:
@@ -145,24 +147,24 @@ def _stretch(progress: Progress, budget: Budget | None, recipe: Recipe, run: Pat
     return found
 
 
-def _open_run(run: Path, output: Path, resume: bool, accelerator: Accelerator, force: bool) -> None:
-    if resume:
-        check_plain_entries(run)
+def _open_run(folder: Path, output: Path, run: RunOptions, accelerator: Accelerator) -> None:
+    if run.resume:
+        check_plain_entries(folder)
     for name in STATES:
-        recover_folder(run / name)
-    trained = any((run / name).exists() for name in STATES)
+        recover_folder(folder / name)
+    trained = any((folder / name).exists() for name in STATES)
 
-    def is_ours(folder: Path) -> bool:
+    def is_ours(found: Path) -> bool:
         """A base folder of which nobody knows where it comes from is the user's."""
-        return trained and holds_only(folder, BASE_FILES)
+        return trained and holds_only(found, BASE_FILES)
 
-    check_new_run(run, force or resume)
-    check_output_folder(output, "a base model", is_ours, force or resume)
+    check_new_run(folder, run.force or run.resume)
+    check_output_folder(output, "a base model", is_ours, run.force or run.resume)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        if not resume:
-            shutil.rmtree(run, ignore_errors=True)
-        run.mkdir(parents=True, exist_ok=True)
+        if not run.resume:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
     accelerator.wait_for_everyone()
 
 

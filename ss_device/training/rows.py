@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ss_device.application import Application
@@ -10,17 +10,34 @@ from ss_device.errors import UserError, one_line
 from ss_device.files import sha256
 from ss_device.json_lines import Row, read_json_lines
 
+Source = str | Path | Iterable[str | Path | Mapping]
+"""A file, `hub` or `hub:SPLIT`; or several of them, or rows."""
 
-def read_rows(app: Application, source: Path | str) -> Iterator[Row]:
+
+def read_rows(app: Application, source: Source) -> Iterator[Row]:
     """Rows of a `.jsonl`/`.jsonl.gz` file, or of the application's data set for `hub` and `hub:SPLIT`.
 
-    Hub columns are renamed as `[data] columns` says. Raises UserError naming file and line, or data
-    set, split and row.
+    source: one of them, several, or the rows themselves. Hub columns are renamed as `[data] columns` says.
+    Raises UserError naming file and line, data set, split and row, or the number of a row.
     """
+    if not isinstance(source, str | Path):
+        return _given_rows(app, source)
     name, _, split = str(source).partition(":")
     if name == "hub":
         return _hub_rows(app, split or app.split)
     return read_json_lines(source)
+
+
+def _given_rows(app: Application, source: Iterable) -> Iterator[Row]:
+    if isinstance(source, Mapping) or not isinstance(source, Iterable):
+        raise UserError(f"data is {type(source).__name__}, expected a file, files or rows")
+    for number, item in enumerate(source, 1):
+        if isinstance(item, str | Path):
+            yield from read_rows(app, item)
+        elif isinstance(item, Mapping):
+            yield Row(dict(item), f"data row {number}")
+        else:
+            raise UserError(f"data row {number} is {type(item).__name__}, expected an object or a file")
 
 
 def source_identity(app: Application, source: Path | str) -> str:

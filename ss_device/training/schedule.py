@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ss_device.command_line import positive
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
+from ss_device.settings import setting
 from ss_device.training.batching import plan_batches
 from ss_device.training.corpus import Document
 
@@ -30,23 +32,46 @@ class AdapterSchedule:
     streams learn the text's tokens (`ce`) or the main stream's distribution at their targets (`kl`).
     """
 
-    epochs: float = 5.0
-    tokens_per_batch: int = 2048
-    learning_rate: float = 5e-4
+    epochs: float = setting(5.0, help="passes over the data")
+    tokens_per_batch: int = setting(2048, help="tokens of one optimizer step", parse=positive)
+    learning_rate: float = setting(5e-4, help="highest learning rate")
     warmup_steps: int = 20
-    seed: int = 0
-    checkpoint_minutes: float = 5.0
-    main_weight: float | None = None
-    stream_weight: float | None = None
-    depth_decay: float = 1.0
-    pruning: str = "joint"
-    segment: int = 0
-    gradient_checkpointing: bool = False
-    precision: str = "fp32"
-    quantize_base: str = ""
-    evaluate_every: int = 200
-    patience: int = 0
-    loss: str = "ce"
+    seed: int = setting(0, help="of weights and data order")
+    checkpoint_minutes: float = setting(5.0, help="time between checkpoints", group="execution")
+    main_weight: float | None = setting(None, help="weight of the main stream (α0)", group="objective")
+    stream_weight: float | None = setting(None, help="weight of every stream (αj)", group="objective")
+    depth_decay: float = setting(1.0, help="stream j weighs αj times this to the j-1", group="objective")
+    pruning: str = setting(
+        "joint",
+        help="joint, or after: freeze all parts of --start and train the early exit alone",
+        metavar="PRUNING",
+        group="objective",
+    )
+    segment: int = setting(
+        0,
+        help="hold the streams of N positions in memory at a time (same gradients)",
+        parse=positive,
+        group="execution",
+    )
+    gradient_checkpointing: bool = setting(
+        False, help="recompute layers in the backward pass", group="execution"
+    )
+    precision: str = setting("fp32", help="fp32 or bf16", metavar="PRECISION", group="execution")
+    quantize_base: str = setting("", help="quantize the base (CUDA)", metavar="nf4", group="execution")
+    evaluate_every: int = setting(
+        200, help="validate this often (0: never)", metavar="STEPS", group="objective"
+    )
+    patience: int = setting(
+        0,
+        help="stop after N validations without improvement and keep the best weights",
+        group="objective",
+    )
+    loss: str = setting(
+        "ce",
+        help="ce: streams learn the text; kl: the main stream's distribution",
+        metavar="LOSS",
+        group="objective",
+    )
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, PRECISIONS)

@@ -25,7 +25,5 @@ def has_ended(run: Path, output: Path, progress: Progress) -> bool:
     if progress.stretch.budget.hold:
         held = run / "held" / "record.json"
         return held.is_file() and read_json(held).get("step") == progress.step
-    if not output.is_dir():
-        return False
-    mark = run / WRITTEN  # runs of earlier versions have none
-    return not mark.is_file() or read_json(mark).get("step") == progress.step
+    mark = run / WRITTEN
+    return output.is_dir() and mark.is_file() and read_json(mark).get("step") == progress.step

@@ -15,7 +15,7 @@ from ss_device.application import Application
 from ss_device.config import paper_config
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_base, load_stream_model
-from ss_device.training.adapt import build_stream_model, train_adapter
+from ss_device.training.adapt import AdapterSettings, build_stream_model, fit_adapter
 from ss_device.training.corpus import Document
 from ss_device.training.losses import forward, make_batch
 from ss_device.training.objective import StreamLoss
@@ -67,7 +67,9 @@ def phi3(tmp_path_factory):
     folder = tmp_path_factory.mktemp("phi3")
     base = make_base("phi3", folder / "base")
     schedule = AdapterSchedule(epochs=1, tokens_per_batch=64, learning_rate=1e-2)
-    train_adapter(base, APP, SHARED, schedule, documents(8), documents(2, 1), folder / "tiny")
+    fit_adapter(
+        base, APP, AdapterSettings(SHARED, schedule), documents(8), documents(2, 1), folder / "tiny"
+    )
     return base, folder / "tiny"
 
 

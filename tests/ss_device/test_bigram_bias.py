@@ -14,6 +14,7 @@ from ss_device.training.bigram_bias import (
 )
 from ss_device.training.corpus import Document
 from ss_device.training.losses import IGNORE, make_batch
+from ss_device.training.settings import BigramBiasSettings
 from ss_device.tree import BigramBias, log_softmax
 from tests.tiny_models import VOCAB, make_tiny_base
 
@@ -47,7 +48,7 @@ def test_a_known_bigram_model_is_recovered():
     text = [0]
     for _ in range(20_000):
         text.append(int(rng.choice(12, p=table[text[-1]])))
-    tensors = train_bigram_bias([Document(np.array(text, np.int32), 0)], 12, rank=8, epochs=150)
+    tensors = train_bigram_bias([Document(np.array(text, np.int32), 0)], 12, BigramBiasSettings(8, 150))
     bias = BigramBias(tensors["bigram.u"], tensors["bigram.v"])
     found = np.exp([log_softmax(bias(parent)) for parent in range(12)])
     assert np.abs(found - table).max() < 0.06

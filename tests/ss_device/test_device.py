@@ -22,14 +22,15 @@ from ss_device.errors import UserError
 from ss_device.evaluation.replay import replay_continuations
 from ss_device.evaluation.report import evaluate_adapter
 from ss_device.evaluation.scoring import score_model
+from ss_device.evaluation.settings import EvaluationSettings, ScoreSettings
 from ss_device.reference.device import VARIABLE, chosen_device
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_base, load_stream_model
-from ss_device.training.adapt import train_adapter
+from ss_device.training.adapt import AdapterSettings, fit_adapter
 from ss_device.training.bigram_bias import train_bigram_bias
 from ss_device.training.budget import Budget
-from ss_device.training.continuations import Continuation, KeyedSampling, continuations
+from ss_device.training.continuations import KeyedSampling, continuations
 from ss_device.training.corpus import Document
 from ss_device.training.distill import Prompt, distill
 from ss_device.training.finetune import load_lora, train_lora
@@ -37,6 +38,14 @@ from ss_device.training.pretrain import pretrain
 from ss_device.training.processes import joined_processes
 from ss_device.training.recipe import load_recipe
 from ss_device.training.schedule import AdapterSchedule
+from ss_device.training.settings import (
+    BigramBiasSettings,
+    Continuation,
+    DistillSettings,
+    LoRASettings,
+    PretrainSettings,
+    RunOptions,
+)
 from tests.ss_device.test_reference import CONTEXT, LOSSLESS, SHARED, prompt_ids
 from tests.stand_in_device import StandInDevice
 from tests.tiny_models import TINY_RECIPE, VOCAB, make_tiny_base, random_adapter
@@ -166,9 +175,9 @@ def test_training_of_an_adapter(base, config, segment, tmp_path, cuda, accelerat
     )
     app, lines, made = load_application(str(rows.parent)), [], {}
     for device in ("cpu", "cuda"):
-        made[device] = train_adapter(
-            base, app, config, schedule, documents(), documents(2), tmp_path / device, False, lines.append,
-            device=device,
+        made[device] = fit_adapter(
+            base, app, AdapterSettings(config, schedule), documents(), documents(2), tmp_path / device,
+            RunOptions(device=device), lines.append,
         )  # fmt: skip
         accelerate_there()
     assert cuda.operations > 100 and any("valid" in line for line in lines)
@@ -179,16 +188,14 @@ def test_training_of_an_adapter(base, config, segment, tmp_path, cuda, accelerat
     for name, tensor in here.tensors.items():  # Adam makes a whole step of a gradient that is all but zero
         assert np.abs(tensor - there.tensors[name]).mean() < 1e-5, name
     (tmp_path / "cuda").rename(tmp_path / "first")
-    again = train_adapter(
+    again = fit_adapter(
         base,
         load_application(str(rows.parent)),
-        config,
-        schedule,
+        AdapterSettings(config, schedule),
         documents(),
         documents(2),
         tmp_path / "cuda",
-        True,
-        device="cuda",
+        RunOptions(resume=True, device="cuda"),
     )
     for name, tensor in made["cuda"].tensors.items():
         assert np.array_equal(tensor, again.tensors[name]), name
@@ -203,9 +210,10 @@ def test_a_base_is_trained(tmp_path, cuda, accelerate_there, monkeypatch):
     recipe, lines, compiled, weights = load_recipe(tmp_path / "recipe.toml"), {}, [], {}
     for device in ("cpu", "cuda"):
         output, lines[device] = tmp_path / device, []
-        for more in ({}, {"resume": True}):
-            report = lines[device].append
-            pretrain(recipe, tmp_path, output, Budget(steps=3), report=report, device=device, **more)
+        for resume in (False, True):
+            run = RunOptions(resume=resume, device=device)
+            settings = PretrainSettings(precision="fp32")
+            pretrain(recipe, tmp_path, output, Budget(steps=3), settings, run, lines[device].append)
             accelerate_there()
         weights[device] = load_file(output / "model.safetensors")
     assert len(compiled) == 2  # on the GPU alone
@@ -219,35 +227,34 @@ def test_lora_bigram_bias_and_score(base, tmp_path, cuda, rows):
     train_lora(
         base,
         load_application(str(rows.parent)),
-        4,
-        8.0,
+        LoRASettings(4, 8.0),
         schedule,
         documents(),
         tmp_path / "lora",
-        device="cuda",
+        RunOptions(device="cuda"),
     )
     ids = torch.tensor([prompt_ids(2)])
     there = load_lora(base, tmp_path / "lora", "cuda")(input_ids=ids.to("cuda")).logits
     here = load_lora(base, tmp_path / "lora")(input_ids=ids).logits
     assert there.device.type == "cuda" and torch.allclose(there.cpu(), here, atol=1e-5)
-    biases = [train_bigram_bias(documents(), VOCAB, 4, 2, device=d) for d in ("cuda", "cpu")]
+    biases = [
+        train_bigram_bias(documents(), VOCAB, BigramBiasSettings(4, 2), device=d) for d in ("cuda", "cpu")
+    ]
     for name in biases[0]:
         assert np.allclose(biases[0][name], biases[1][name], atol=1e-6)
-    scores = [
-        score_model(str(rows.parent), base.path, tmp_path / "lora", rows, 2, 6, device=d)
-        for d in ("cuda", "cpu")
-    ]
+    settings = ScoreSettings(limit=2, max_tokens=6, lora=tmp_path / "lora")
+    scores = [score_model(str(rows.parent), base.path, rows, settings, device=d) for d in ("cuda", "cpu")]
     assert scores[0] == scores[1]
 
 
 def test_distillation(base, tmp_path, cuda):
     tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
     asked = [Prompt(tuple(prompt_ids(seed, 5 + seed)), f"p{seed}") for seed in range(3)]
-    settings = Continuation(6, temperature=0.7, top_p=0.9, stop_strings=("zz",))
+    settings = DistillSettings(6, temperature=0.7, top_p=0.9, stop_strings=("zz",), samples=2)
     for device in ("cuda", "cpu"):
         output = tmp_path / f"{device}.jsonl"
         model = load_base(base, device=device)
-        distill(model, tokenizer, asked, output, (2,), settings, {"app": "tiny"}, samples=2)
+        distill(model, tokenizer, asked, output, (2,), settings, {"app": "tiny"})
     assert (tmp_path / "cuda.jsonl").read_text() == (tmp_path / "cpu.jsonl").read_text()
 
 
@@ -298,13 +305,10 @@ def test_evaluate(base, tmp_path, cuda, rows):
         tmp_path / "a",
     )
     assert load_adapter(tmp_path / "a").app == "tiny"
+    settings = EvaluationSettings(2, 6, app=str(rows.parent), num_nodes=6, num_kept=4)
     found = [
-        evaluate_adapter(
-            tmp_path / "a", base.path, rows, 2, 6, 4, "best-first", 3, "draft", 6, str(rows.parent),
-            device=device,
-        )
-        for device in (None, "cpu")
-    ]  # fmt: skip
+        evaluate_adapter(tmp_path / "a", base.path, rows, settings, device) for device in (None, "cpu")
+    ]
     assert found[0] == found[1] and found[0]["calls"] > 0
 
 
@@ -316,12 +320,11 @@ def test_a_device_that_is_not_there_loses_nothing(base, tmp_path, rows, monkeypa
     recipe, output = load_recipe(tmp_path / "recipe.toml"), tmp_path / "out"
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run/log.jsonl").write_text("earlier")
+    there, settings = RunOptions(force=True, device="cuda"), AdapterSettings(PLUS, schedule)
     for run in (
-        lambda: train_lora(base, app, 4, 8.0, schedule, documents(), output, force=True, device="cuda"),
-        lambda: train_adapter(
-            base, app, PLUS, schedule, documents(), [], output, force=True, device="cuda"
-        ),
-        lambda: pretrain(recipe, tmp_path, output, Budget(steps=1), force=True, device="cuda"),
+        lambda: train_lora(base, app, LoRASettings(4, 8.0), schedule, documents(), output, there),
+        lambda: fit_adapter(base, app, settings, documents(), [], output, there),
+        lambda: pretrain(recipe, tmp_path, output, Budget(steps=1), run=there),
     ):
         with pytest.raises(UserError, match="--device cuda"):
             run()

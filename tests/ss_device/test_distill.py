@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from ss_device.errors import UserError
 from ss_device.evaluation.stopping import stop_length, text_before_stop
 from ss_device.reference.stream_model import load_base
 from ss_device.sampling import Sampling
-from ss_device.training.continuations import Continuation, continuations, row_seed
+from ss_device.training.continuations import continuations, row_seed
 from ss_device.training.distill import Prompt, _finished, distill
+from ss_device.training.settings import Continuation, DistillSettings
 from tests.tiny_models import make_tiny_base
 
 PROMPTS = [Prompt((1, *range(10, 14)), "one"), Prompt((1, 40), "two"), Prompt((1, 5, 6, 7, 8, 9, 10))]
@@ -48,10 +50,8 @@ def one_by_one(model, prompt, choose, count: int) -> list[int]:
 
 def test_greedy_texts_are_those_of_one_prompt_at_a_time(model, tokenizer, tmp_path):
     out, lines = tmp_path / "own.jsonl", []
-    settings = Continuation(max_tokens=9)
-    assert (
-        distill(model, tokenizer, PROMPTS, out, [2], settings, {}, batch_size=2, report=lines.append) == 3
-    )
+    settings = DistillSettings(max_tokens=9, batch_size=2)
+    assert distill(model, tokenizer, PROMPTS, out, [2], settings, {}, lines.append) == 3
     rows = [json.loads(line) for line in out.open()]
     wanted = {p.text: one_by_one(model, p.ids, lambda x, _: x.argmax(), 9) for p in PROMPTS}
     assert {r.get("prompt"): r["completion_ids"] for r in rows} == wanted
@@ -87,10 +87,10 @@ def test_stop_strings_end_a_text(model, tokenizer):
 
 
 def test_a_killed_run_goes_on_and_other_settings_are_refused(model, tokenizer, tmp_path):
-    settings = Continuation(max_tokens=6, temperature=1.0, seed=2)
+    settings = DistillSettings(max_tokens=6, temperature=1.0, seed=2, samples=2, batch_size=2)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     made_from = {"base": {"sha256": "aa"}, "app": "x"}
-    arguments = ([2], settings, made_from, 2, 2)
+    arguments = ([2], settings, made_from)
     distill(model, tokenizer, PROMPTS, whole, *arguments)
     distill(model, tokenizer, PROMPTS, cut, *arguments)
     text = cut.read_text()
@@ -100,11 +100,11 @@ def test_a_killed_run_goes_on_and_other_settings_are_refused(model, tokenizer, t
     assert distill(model, tokenizer, PROMPTS, cut, *arguments) == 0
     before = cut.read_text()
     for changed, word in (
-        ((Continuation(max_tokens=6, temperature=0.5, seed=2), made_from), "temperature 1.0, now 0.5"),
+        ((replace(settings, temperature=0.5), made_from), "temperature 1.0, now 0.5"),
         ((settings, {**made_from, "base": {"sha256": "bb"}}), "written with base"),
     ):
         with pytest.raises(UserError, match=word):
-            distill(model, tokenizer, PROMPTS, cut, [2], *changed, 2, 2)
+            distill(model, tokenizer, PROMPTS, cut, [2], *changed)
     with pytest.raises(UserError, match="top-p 0"):
         Continuation(temperature=1.0, top_p=0.0)
     assert cut.read_text() == before

@@ -13,7 +13,8 @@ from ss_device.training.budget import Budget
 from ss_device.training.log import open_log
 from ss_device.training.pretrain import pretrain, trained_time
 from ss_device.training.run_folder import open_run
-from tests.ss_device.test_pretrain import recipe, weights  # noqa: F401
+from ss_device.training.settings import RunOptions
+from tests.ss_device.test_pretrain import OFTEN, RESUME, recipe, weights  # noqa: F401
 
 
 def test_a_log_with_half_a_line_goes_on(tmp_path):
@@ -41,7 +42,7 @@ def test_an_optimizers_state_that_does_not_fit_is_named(recipe, tmp_path):  # no
     for damaged, says in ((misnamed, "other states than"), (misshapen, "'0.exp_avg' has shape")):
         save_file({name: tensor.contiguous() for name, tensor in damaged.items()}, file)
         with pytest.raises(UserError, match=f"optimizer.safetensors: not the optimizer's state .*{says}"):
-            pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1), resume=True)
+            pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1), run=RESUME)
 
 
 def fail(*arguments):
@@ -59,16 +60,16 @@ def test_a_model_that_was_not_written_is_all_that_a_resumed_run_makes(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     stretches = [Budget(steps=5), *([Budget(steps=4)] if further else [])]
     for number, budget in enumerate(stretches):
-        pretrain(recipe, tmp_path, whole, budget, resume=number > 0)
+        pretrain(recipe, tmp_path, whole, budget, run=RunOptions(resume=number > 0))
         with monkeypatch.context() as patched:
             if budget is stretches[-1]:
                 patched.setattr(module, "save_base", fail)
                 with pytest.raises(KeyboardInterrupt):
-                    pretrain(recipe, tmp_path, cut, budget, resume=number > 0)
+                    pretrain(recipe, tmp_path, cut, budget, run=RunOptions(resume=number > 0))
             else:
-                pretrain(recipe, tmp_path, cut, budget, resume=number > 0)
+                pretrain(recipe, tmp_path, cut, budget, run=RunOptions(resume=number > 0))
     assert cut.exists() == further and not trained_time(cut).ended
-    pretrain(recipe, tmp_path, cut, resume=True)
+    pretrain(recipe, tmp_path, cut, run=RESUME)
     assert trained_time(cut).ended and trained_time(cut).minutes > 0
     expected = weights(whole)
     assert all(tensor.equal(expected[name]) for name, tensor in weights(cut).items())
@@ -88,8 +89,20 @@ def test_a_held_stretch_killed_between_its_two_states_is_finished(recipe, tmp_pa
 
     monkeypatch.setattr(base_run, "save_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(recipe, tmp_path, tmp_path / "out", budget, checkpoint_minutes=0.0)
+        pretrain(recipe, tmp_path, tmp_path / "out", budget, settings=OFTEN)
     monkeypatch.undo()
-    pretrain(recipe, tmp_path, tmp_path / "out", budget, resume=True)
+    pretrain(recipe, tmp_path, tmp_path / "out", budget, run=RESUME)
     held = json.loads((tmp_path / "out.run/held/record.json").read_text())
     assert held["step"] == 4 and not (tmp_path / "out").exists()
+
+
+def test_a_model_that_no_mark_stands_for_is_written_again(recipe, tmp_path):  # noqa: F811
+    """Without `written.json` nobody knows whether the output is this run's: no further stretch begins."""
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=2))
+    before = weights(tmp_path / "base")
+    (tmp_path / "base.run/written.json").unlink()
+    pretrain(recipe, tmp_path, tmp_path / "base", run=RESUME)
+    assert json.loads((tmp_path / "base.run/written.json").read_text()) == {"step": 2}
+    assert all((tensor == before[name]).all() for name, tensor in weights(tmp_path / "base").items())
+    pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1), run=RESUME)
+    assert json.loads((tmp_path / "base.run/written.json").read_text()) == {"step": 3}

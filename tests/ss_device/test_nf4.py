@@ -13,11 +13,12 @@ from torch import nn
 from ss_device.errors import UserError
 from ss_device.reference.stream_model import StreamModel, add_lora, load_base
 from ss_device.training import base_loading
-from ss_device.training.adapt import build_stream_model, train_adapter
+from ss_device.training.adapt import AdapterSettings, build_stream_model, fit_adapter
 from ss_device.training.losses import make_batch
 from ss_device.training.objective import StreamLoss
 from ss_device.training.schedule import AdapterSchedule
 from ss_device.training.segments import split, stream_spans
+from ss_device.training.settings import RunOptions
 from tests.ss_device.test_device import APP_FILE, documents
 from tests.ss_device.test_reference import LOSSLESS, SHARED
 from tests.tiny_models import make_tiny_base
@@ -125,10 +126,9 @@ def test_a_run_with_bitsandbytes(base, tmp_path):
     (tmp_path / "tiny/app.toml").write_text(f'name = "tiny"{APP_FILE}')
     app, losses = load_application(str(tmp_path / "tiny")), {}
     for name, schedule in (("nf4", NF4), ("fp32", replace(NF4, quantize_base=""))):
-        adapter = train_adapter(
-            base, app, replace(LOSSLESS["plus"], num_streams=2), schedule, documents(8), documents(2),
-            tmp_path / name, device="cpu",
-        )  # fmt: skip
+        settings = AdapterSettings(replace(LOSSLESS["plus"], num_streams=2), schedule)
+        run = RunOptions(device="cpu")
+        adapter = fit_adapter(base, app, settings, documents(8), documents(2), tmp_path / name, run)
         losses[name] = np.array(list(adapter.record["final_losses"].values()))
         assert all(np.isfinite(t).all() for t in adapter.tensors.values())
     assert np.abs(losses["nf4"] / losses["fp32"] - 1).max() < 0.2

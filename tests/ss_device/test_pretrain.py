@@ -24,7 +24,9 @@ from ss_device.training.document_stream import DocumentStream
 from ss_device.training.explicit_attention import explicit_attention
 from ss_device.training.pretrain import pretrain, trained_time
 from ss_device.training.recipe import load_recipe
+from ss_device.training.settings import PretrainSettings, RunOptions
 
+RESUME, OFTEN = RunOptions(resume=True), PretrainSettings(checkpoint_minutes=0.0)
 RECIPE = """
 name = "tiny"
 seed = 3
@@ -106,12 +108,12 @@ def test_a_killed_run_resumes_to_the_same_weights(recipe, tmp_path, monkeypatch)
 
     monkeypatch.setattr(module, "train_step", killed)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(recipe, tmp_path, tmp_path / "cut", checkpoint_minutes=0.0)
+        pretrain(recipe, tmp_path, tmp_path / "cut", settings=OFTEN)
     assert not (tmp_path / "cut").exists()
     monkeypatch.setattr(module, "train_step", original)
     with pytest.raises(UserError, match="is one of 12 steps, not of 5 minutes held; give the same again"):
-        pretrain(recipe, tmp_path, tmp_path / "cut", Budget(minutes=5, hold=True), resume=True)
-    pretrain(recipe, tmp_path, tmp_path / "cut", resume=True, checkpoint_minutes=0.0)
+        pretrain(recipe, tmp_path, tmp_path / "cut", Budget(minutes=5, hold=True), run=RESUME)
+    pretrain(recipe, tmp_path, tmp_path / "cut", settings=OFTEN, run=RESUME)
     other = weights(tmp_path / "cut")
     for name, tensor in weights(tmp_path / "whole").items():
         assert torch.equal(tensor, other[name]), name
@@ -126,10 +128,10 @@ def test_a_further_stretch_goes_on_from_the_state_before_the_decay(recipe, tmp_p
     assert json.loads((run / "held/record.json").read_text())["step"] == 6
     assert trained_time(tmp_path / "two").ended
     annealed = weights(tmp_path / "two")
-    pretrain(recipe, tmp_path, tmp_path / "two", Budget(steps=8), resume=True)
+    pretrain(recipe, tmp_path, tmp_path / "two", Budget(steps=8), run=RESUME)
     pretrain(recipe, tmp_path, tmp_path / "held", Budget(steps=6, hold=True))
     assert not (tmp_path / "held").exists()
-    pretrain(recipe, tmp_path, tmp_path / "held", Budget(steps=8), resume=True)
+    pretrain(recipe, tmp_path, tmp_path / "held", Budget(steps=8), run=RESUME)
     other = weights(tmp_path / "held")
     for name, tensor in weights(tmp_path / "two").items():
         assert torch.equal(tensor, other[name]), name
@@ -145,7 +147,13 @@ def test_the_log_has_what_held_out_rows_say(recipe, tmp_path):
     assert 0 < valid["loss"] < 6 and 0 <= valid["looping"] <= 1
     assert "valid" not in log[0] and log[-1]["epochs"]["rows.jsonl"] > 0
     again: list[dict] = []
-    pretrain(recipe, tmp_path, tmp_path / "more", check_minutes=1e-9, report=again.append)
+    pretrain(
+        recipe,
+        tmp_path,
+        tmp_path / "more",
+        settings=PretrainSettings(check_minutes=1e-9),
+        report=again.append,
+    )
     assert len(again) == recipe.schedule.steps and all("valid" in line for line in again)
 
 
@@ -164,7 +172,7 @@ def test_an_existing_run_is_not_overwritten(recipe, tmp_path):
 
 def test_weights_in_shards_are_the_same(recipe, tmp_path):
     pretrain(recipe, tmp_path, tmp_path / "one")
-    pretrain(recipe, tmp_path, tmp_path / "many", shard_size="20KB")
+    pretrain(recipe, tmp_path, tmp_path / "many", settings=PretrainSettings(shard_size="20KB"))
     assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 1
     other = weights(tmp_path / "many")
     assert all(torch.equal(tensor, other[name]) for name, tensor in weights(tmp_path / "one").items())
@@ -289,7 +297,7 @@ def test_a_missing_file_is_named_before_a_run_is_replaced(recipe, tmp_path):
     pretrain(recipe, tmp_path, tmp_path / "base", Budget(steps=1))
     (tmp_path / "rows.jsonl").unlink()
     with pytest.raises(UserError, match=r"recipe 'tiny': .*rows\.jsonl: no such file"):
-        pretrain(recipe, tmp_path, tmp_path / "base", force=True)
+        pretrain(recipe, tmp_path, tmp_path / "base", run=RunOptions(force=True))
     assert (tmp_path / "base.run/checkpoint/record.json").is_file()
 
 
@@ -316,7 +324,7 @@ def test_a_stretch_that_cannot_be_is_named(recipe, tmp_path, entry, value, words
     record["stretch"][entry] = value
     file.write_text(json.dumps(record))
     with pytest.raises(UserError, match=f"record.json.*{words}"):
-        pretrain(recipe, tmp_path, tmp_path / "base", resume=True)
+        pretrain(recipe, tmp_path, tmp_path / "base", run=RESUME)
 
 
 def test_a_draft_model_reads_continuations_with_another_models_tokenizer(recipe, tmp_path):
@@ -328,7 +336,7 @@ def test_a_draft_model_reads_continuations_with_another_models_tokenizer(recipe,
     draft = load_recipe(tmp_path / "draft.toml")
     with pytest.raises(UserError, match="--tokenizer"):
         pretrain(draft, tmp_path, tmp_path / "draft")
-    pretrain(draft, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
+    pretrain(draft, tmp_path, tmp_path / "draft", settings=PretrainSettings(tokenizer_of=tmp_path / "base"))
     made, given = (tmp_path / name / "tokenizer.json" for name in ("draft", "base"))
     assert made.read_bytes() == given.read_bytes()
     tokenizer = Tokenizer.from_file(str(tmp_path / "base/tokenizer.json"))
@@ -350,14 +358,18 @@ def test_bad_continuations_are_named(recipe, tmp_path, row, words):
     (tmp_path / "draft.toml").write_text(CONTINUATIONS.replace("rows.jsonl", "own.jsonl"))
     with pytest.raises(UserError, match=rf"own\.jsonl.*1.*{words}"):
         draft = load_recipe(tmp_path / "draft.toml")
-        pretrain(draft, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
+        pretrain(
+            draft, tmp_path, tmp_path / "draft", settings=PretrainSettings(tokenizer_of=tmp_path / "base")
+        )
     (tmp_path / "draft.toml").write_text(CONTINUATIONS.replace("continuations", "chapters"))
     with pytest.raises(UserError, match="'chapters'"):
         load_recipe(tmp_path / "draft.toml")
     (tmp_path / "draft.toml").write_text(RECIPE.replace("vocab_size = 320", "vocab_size = 300"))
     with pytest.raises(UserError, match="320 tokens, the recipe says 300"):
         small = load_recipe(tmp_path / "draft.toml")
-        pretrain(small, tmp_path, tmp_path / "draft", tokenizer_of=tmp_path / "base")
+        pretrain(
+            small, tmp_path, tmp_path / "draft", settings=PretrainSettings(tokenizer_of=tmp_path / "base")
+        )
 
 
 def test_training_leaves_denormals_as_they_were(recipe, tmp_path):

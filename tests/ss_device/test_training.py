@@ -14,13 +14,14 @@ from ss_device.config import SpeculativeConfig, paper_config, parameter_count
 from ss_device.errors import UserError
 from ss_device.evaluation.validation_check import decode_validation
 from ss_device.reference.stream_model import load_stream_model
-from ss_device.training.adapt import build_stream_model, train_adapter
+from ss_device.training.adapt import AdapterSettings, build_stream_model, fit_adapter
 from ss_device.training.checkpoint import trainable
 from ss_device.training.corpus import Document
 from ss_device.training.loop import TrainingRun
 from ss_device.training.losses import forward, make_batch
 from ss_device.training.objective import StreamLoss
 from ss_device.training.schedule import AdapterSchedule
+from ss_device.training.settings import RunOptions
 from ss_device.training.validation import document_ranks, rank_statistics, tokens_per_call
 from tests.tiny_models import make_tiny_base, random_adapter
 
@@ -126,7 +127,9 @@ def test_training_learns_resumes_and_writes_a_loadable_folder(base, tmp_path, mo
     schedule = AdapterSchedule(epochs=3, tokens_per_batch=64, learning_rate=1e-2, checkpoint_minutes=0.0)
     docs = documents(24)
     logs: list[dict] = []
-    whole = train_adapter(base, APP, PLUS, schedule, docs, docs[:6], tmp_path / "a", report=logs.append)
+    whole = fit_adapter(
+        base, APP, AdapterSettings(PLUS, schedule), docs, docs[:6], tmp_path / "a", report=logs.append
+    )
     assert logs[-1]["parts"]["stream_1"] < logs[0]["parts"]["stream_1"]
 
     class Killed(Exception):
@@ -143,10 +146,12 @@ def test_training_learns_resumes_and_writes_a_loadable_folder(base, tmp_path, mo
     original = TrainingRun._step
     monkeypatch.setattr(TrainingRun, "_step", killed)
     with pytest.raises(Killed):
-        train_adapter(base, APP, PLUS, schedule, docs, docs[:6], tmp_path / "b")
+        fit_adapter(base, APP, AdapterSettings(PLUS, schedule), docs, docs[:6], tmp_path / "b")
     assert not (tmp_path / "b").exists()
     monkeypatch.setattr(TrainingRun, "_step", original)
-    resumed = train_adapter(base, APP, PLUS, schedule, docs, docs[:6], tmp_path / "b", resume=True)
+    resumed = fit_adapter(
+        base, APP, AdapterSettings(PLUS, schedule), docs, docs[:6], tmp_path / "b", RunOptions(resume=True)
+    )
     for name, tensor in whole.tensors.items():
         np.testing.assert_array_equal(tensor, resumed.tensors[name], err_msg=name)
     loaded = load_adapter(tmp_path / "a")
@@ -157,7 +162,9 @@ def test_training_learns_resumes_and_writes_a_loadable_folder(base, tmp_path, mo
     assert sum(raw["rank_statistics"]["counts"][0]) > 0
     with pytest.raises(UserError, match="other settings"):
         other = AdapterSchedule(epochs=4, tokens_per_batch=64)
-        train_adapter(base, APP, PLUS, other, docs, docs[:6], tmp_path / "a", resume=True)
+        fit_adapter(
+            base, APP, AdapterSettings(PLUS, other), docs, docs[:6], tmp_path / "a", RunOptions(resume=True)
+        )
 
 
 def test_shared_adapter_is_loadable_by_peft(base, tmp_path):
@@ -168,7 +175,7 @@ def test_shared_adapter_is_loadable_by_peft(base, tmp_path):
 
     config = paper_config("shared", num_streams=2, num_msa_layers=2, lora_rank=4, lora_alpha=8)
     schedule = AdapterSchedule(epochs=1, tokens_per_batch=64, learning_rate=1e-2)
-    train_adapter(base, APP, config, schedule, documents(12), documents(3), tmp_path / "s")
+    fit_adapter(base, APP, AdapterSettings(config, schedule), documents(12), documents(3), tmp_path / "s")
     adapter = load_adapter(tmp_path / "s")
     ours = load_stream_model(base, adapter)
     theirs = PeftModel.from_pretrained(load_base(base), tmp_path / "s")
@@ -200,7 +207,7 @@ def test_joint_ranks_by_hand():
 def test_the_record_says_what_validation_predicts(base, tmp_path):
     held = documents(5, seed=9)
     schedule = AdapterSchedule(epochs=1, tokens_per_batch=64, learning_rate=1e-2, evaluate_every=0)
-    train_adapter(base, APP, PLUS, schedule, documents(), held, tmp_path / "a")
+    fit_adapter(base, APP, AdapterSettings(PLUS, schedule), documents(), held, tmp_path / "a")
     adapter = load_adapter(tmp_path / "a")
     model = load_stream_model(base, adapter)
     ranks = document_ranks(StreamLoss(model, schedule), held, PLUS.num_streams, torch.device("cpu"))
