@@ -21,6 +21,7 @@ from ss_device.reference.stream_model import StreamModel, attach_adapter, load_b
 from ss_executor import load_package
 from ss_runtime.coreml.step_model import CoreMLStepModel
 from ss_runtime.mlx.step_model import MLXStepModel
+from ss_runtime.settings import RuntimeSettings
 from tests.families.checks import CONFIGS, KEPT, NODES, Measured, Truth, measure
 from tests.families.tiny import CONTEXT, make_base
 from tests.tiny_models import random_adapter
@@ -94,17 +95,17 @@ class MLXBackEnd(MLXStepModel):
 def mlx_back_end(subject: Subject, stream_rows: str = "kept") -> MLXBackEnd:
     lora = subject.adapter.lora.items()
     factors = {f"lora.{n}.{f}": t for n, pair in lora for f, t in zip("ab", pair, strict=True)}
-    return MLXBackEnd(
-        subject.base.architecture,
-        subject.adapter.config,
-        subject.weights,
-        {**subject.adapter.tensors, **factors},
+    settings = RuntimeSettings(
         num_nodes=NODES,
         num_kept=subject.kept,
         context=CONTEXT,
         dtype="float32",
         stream_rows=stream_rows,
         bucket=16,
+    )
+    tensors = {**subject.adapter.tensors, **factors}
+    return MLXBackEnd(
+        subject.base.architecture, subject.adapter.config, subject.weights, tensors, settings
     )
 
 
