@@ -35,7 +35,9 @@ html_additional_pages = {"index": "index_redirect.html"}
 
 # Captions and pages of the contents; README itself carries no directives.
 CONTENTS = {
-    "Use": ["docs/commands", "docs/demo", "docs/training", "docs/models", "apps/swift/README"],
+    "Use": [
+        "docs/commands", "docs/python", "docs/demo", "docs/training", "docs/models", "apps/swift/README",
+    ],
     "Understand": ["docs/method", "docs/platform", "ARCHITECTURE", "docs/families", "docs/reference"],
     "Measured": [
         "models/README", "docs/benchmark", "docs/runtime", "docs/runtime_profile", "docs/packages",

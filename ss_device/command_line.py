@@ -124,8 +124,11 @@ def _forget_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def quiet_libraries() -> None:
-    """Keep notices of the libraries below us (versions, missing accelerators) off a user's screen."""
+def quiet_libraries(warnings_too: bool = True) -> None:
+    """Keep notices of the libraries below us (versions, missing accelerators) off a user's screen.
+
+    warnings_too: Python's own warnings as well, which belong to the program: a command's, not a caller's.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -133,7 +136,7 @@ def quiet_libraries() -> None:
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     for name in ("coremltools", "transformers", "torch", "huggingface_hub", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    if not sys.warnoptions:
+    if warnings_too and not sys.warnoptions:
         warnings.filterwarnings("ignore")
 
 

@@ -50,7 +50,10 @@ def train_adapter(
     last checkpoint in `<output>.run/`; force: replace an earlier run and the adapter it wrote. `report`
     receives every log record (`fit_adapter`). Raises UserError, which names what is wrong.
     """
+    from ss_device.command_line import quiet_libraries
+
     bound_cpu_caches()
+    quiet_libraries(warnings_too=False)
     from ss_device.training.adapt import fit_adapter
     from ss_device.training.chat_template import application_and_base
     from ss_device.training.examples import read_examples

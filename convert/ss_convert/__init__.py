@@ -48,8 +48,10 @@ def convert(
 
     from ss_convert.conversion import make_bundle
     from ss_convert.settings import ConversionSettings
+    from ss_device.command_line import quiet_libraries
     from ss_device.settings import changed
 
+    quiet_libraries(warnings_too=False)
     names = (adapters,) if isinstance(adapters, str | Path) else adapters
     changes["adapters"] = tuple(map(str, names))
     if output is not None:

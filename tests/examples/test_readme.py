@@ -1,4 +1,4 @@
-"""README's Python runs as it stands, on a small bundle in the place of build/sqlctx."""
+"""The Python of README and docs/python.md runs as it stands, on a small bundle in build/sqlctx's place."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS
 from tests.tiny_models import make_tiny_base
@@ -14,12 +16,19 @@ from tests.tiny_models import make_tiny_base
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_readmes_python_runs(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    bundle = make_bundle(
-        tmp_path / "build/sqlctx", make_tiny_base(tmp_path / "base"), {"sqlctx": CONFIGS["paper"]}
-    )
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("readme")
+    base = make_tiny_base(folder / "base")
+    bundle = make_bundle(folder / "build/sqlctx", base, {"sqlctx": CONFIGS["paper"]})
     manifest = bundle.path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"{prompt}"', '"{context} {question}"'))
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_pages_python_runs(page, place):
+    code = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[0]
+    assert 'load("build/sqlctx", adapter="sqlctx")' in code
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place)
     assert result.returncode == 0 and result.stdout, result.stderr
