@@ -62,10 +62,11 @@ def load(
         prompt = model.prompt(question="How many?", context="CREATE TABLE t (a INT)")
         print(generate(model, tokenizer, prompt))
 
-    path: a bundle folder, a base folder, or a base's id on the Hugging Face hub. adapter: which of the
-    bundle's (None: the only one; the base's name: the base alone), or a folder of ss-train beside a base
-    folder. settings: back end, dtype, quantization; drafts: trees and prompt lookup, by default what
-    `ss-bench tune` chose for this device. Raises `ss_device.errors.UserError` that names what is wrong.
+    path: a bundle folder, a base folder or its name under models/base, or a base's id on the Hugging Face
+    hub. adapter: which of the bundle's (None: the only one; the base's name: the base alone); for a base
+    folder a folder of ss-train, or its name under models/adapters. settings: back end, dtype, quantization;
+    drafts: trees and prompt lookup, by default what `ss-bench tune` chose for this device. Raises
+    `ss_device.errors.UserError` that names what is wrong.
     """
     return open_model(path, adapter, settings, drafts)
 

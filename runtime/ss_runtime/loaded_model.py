@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ss_device.adapter import Adapter, load_adapter
+from ss_device.adapter import Adapter, find_adapter, load_adapter
 from ss_device.architecture import Architecture
-from ss_device.base_model import BaseIdentity, locate_base
+from ss_device.base_model import BaseIdentity, locate_base, models_folder
 from ss_device.bundle import MANIFEST, Bundle, BundledAdapter, open_bundle
 from ss_device.errors import UserError
 from ss_device.sampling import Sampler
@@ -120,7 +120,7 @@ class SpeculativeModel:
         Raises UserError where the text's keys and values are another model's.
         """
         if text is not None or self.on_mlx:
-            self._use(text or self._own_text)
+            self._use(self._own_text if text is None else text)
         self.step_model.turn = turn = object()
         return turn
 
@@ -226,7 +226,7 @@ def _of_folder(
     from ss_runtime.mlx.prompt_cache import CachedText, ReusingModel
 
     base = LoadedFolder(folder, settings.dtype, settings.quantize)
-    held = _base_alone(name) if adapter is None else load_adapter(adapter)
+    held = _base_alone(name) if adapter is None else load_adapter(_adapter_folder(adapter))
     entry = BundledAdapter(
         app=held.app,
         config=held.config,
@@ -243,6 +243,11 @@ def _of_folder(
     text = CachedText(_content(folder, settings, adapter), model.cache)
     chosen = ChosenDrafts(drafts.drafter(entry, held.bigram_bias()))
     return SpeculativeModel(base, entry, ReusingModel(model, text), chosen, asked=drafts)
+
+
+def _adapter_folder(adapter: Path | str) -> Path:
+    """A folder, or the folder of a name under models/adapters."""
+    return Path(adapter) if Path(adapter).is_dir() else find_adapter(str(adapter), models_folder())
 
 
 def _base_alone(name: str) -> Adapter:

@@ -133,6 +133,20 @@ def test_an_adapter_folder_beside_a_base_folder(tmp_path, mlx_base):
     assert any(r.from_draft for r in stream_generate(*drafted, PROMPT, max_tokens=60))
 
 
+def test_bases_and_adapters_by_their_names(tmp_path, mlx_base, monkeypatch):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/tiny").symlink_to(mlx_base.path)
+    save_adapter(
+        random_adapter(mlx_base, CONFIGS["paper"]), mlx_base.architecture, tmp_path / "adapters/mine"
+    )
+    monkeypatch.setenv("SS_MODELS", str(tmp_path))
+    named = load("tiny", "mine", settings=FLOAT32)
+    plain = load(mlx_base.path, settings=FLOAT32)
+    assert tokens_of(*named) == tokens_of(*plain) and named[0].adapter.tensor_file == "mine"
+    with pytest.raises(UserError, match="unknown adapter 'yours' .found: mine."):
+        load("tiny", "yours")
+
+
 def test_prompts_may_be_text_ids_or_an_array(loaded):
     ids = loaded[1].encode(PROMPT)
     assert tokens_of(*loaded, ids) == tokens_of(*loaded, mx.array(ids)) == tokens_of(*loaded)

@@ -21,13 +21,12 @@ from ss_device.errors import UserError
 from ss_runtime.commands.serve import main
 from ss_runtime.serve.access_rules import AccessRules, check_exposure, chosen_key, rules_for
 from ss_runtime.serve.app import make_app
-from ss_runtime.serve.connection import ConnectionLimits
 from ss_runtime.serve.engine import Engine
 from ss_runtime.serve.json_body import decode_json
 from ss_runtime.serve.listening import listen, make_server
 from ss_runtime.serve.printable import printable
 from ss_runtime.serve.requests import RequestError
-from ss_runtime.serve.settings import ServeSettings
+from ss_runtime.serve.settings import ConnectionSettings, ServeSettings
 from ss_runtime.settings import DraftSettings, RuntimeSettings
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS
@@ -55,7 +54,7 @@ def engine(bundle):
 def port(bundle):
     """A server with short deadlines and small send buffers."""
     app = make_app(Engine(bundle, *PLAIN), BODY, TOKENS)
-    limits = ConnectionLimits(CONNECTIONS, SECONDS, SECONDS)
+    limits = ConnectionSettings(CONNECTIONS, SECONDS, SECONDS)
     with listen("127.0.0.1", 0, socket.AF_INET, "127.0.0.1") as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         server = make_server(app, limits, False, 5, lambda: None)

@@ -80,19 +80,19 @@ def serve(
     family, address = resolve(at.host, at.port)
     rules = access.rules(at.host, address, os.environ.get(KEY_VARIABLE))
     try:
+        import uvicorn  # noqa: F401  (for make_server, so that its absence is told now)
+
         from ss_runtime.serve.app import make_app
-        from ss_runtime.serve.connection import ConnectionLimits
         from ss_runtime.serve.engine import Engine
     except ImportError as error:
         raise UserError("ss-serve needs starlette and uvicorn: pip install 'ss-device[runtime]'") from error
     load_openblas()
-    limits = ConnectionLimits(connections.connections, connections.read_timeout, connections.write_timeout)
     with listen(at.host, at.port, family, address) as socket:  # before anything heavy is loaded
         engine = Engine(bundle, runtime, drafts, settings, access.forget_prompts)
         app = make_app(engine, settings.body_limit, settings.max_tokens, rules, access.report_cached)
         seconds = SHUTDOWN_SECONDS + LAST_CALL_SECONDS
         server = make_server(
-            app, limits, settings.verbose, seconds, lambda: engine.end_soon(SHUTDOWN_SECONDS)
+            app, connections, settings.verbose, seconds, lambda: engine.end_soon(SHUTDOWN_SECONDS)
         )
         _announce(engine, bundle, place(socket))
         gc.freeze()  # what lives as long as the process is not searched for garbage again and again,

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from http import HTTPStatus
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ss_runtime.serve.requests import RequestError
+from ss_runtime.serve.settings import ConnectionSettings
 
 # Bytes of an answer that may wait for a slow client, so that it does not hold the turn to generate: a
 # stream of 4096 tokens takes less.
 UNSENT = 1 << 20
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """connections: open at once; read_seconds: for a whole request from its first byte on, and for the
-    first byte of a connection; write_seconds: for taking what was sent.
-    """
-
-    connections: int = 100
-    read_seconds: float = 10.0
-    write_seconds: float = 10.0
 
 
 class SizedRequests(h11.Connection):
@@ -53,7 +42,7 @@ class SizedRequests(h11.Connection):
 class GuardedProtocol(H11Protocol):
     """One connection. Refusals that the application never sees have its JSON form as well."""
 
-    def __init__(self, *arguments, limits: ConnectionLimits, **settings) -> None:
+    def __init__(self, *arguments, limits: ConnectionSettings, **settings) -> None:
         super().__init__(*arguments, **settings)
         self.conn = SizedRequests(h11.SERVER)
         self._limits = limits
@@ -106,7 +95,7 @@ class GuardedProtocol(H11Protocol):
             self.waiting_since = None
         elif self._read_timer is None:
             self.waiting_since = self.loop.time()
-            self._read_timer = self.loop.call_later(self._limits.read_seconds, self._read_too_long)
+            self._read_timer = self.loop.call_later(self._limits.read_timeout, self._read_too_long)
 
     def _stop_reading_timer(self) -> None:
         if self._read_timer is not None:
@@ -116,7 +105,7 @@ class GuardedProtocol(H11Protocol):
     def _read_too_long(self) -> None:
         self._read_timer = None
         if self._half_read():
-            message = f"the request was not complete after {self._limits.read_seconds:g} s"
+            message = f"the request was not complete after {self._limits.read_timeout:g} s"
             self._refuse(RequestError(408, "invalid_request_error", message))
         else:
             self.transport.close()
@@ -127,10 +116,10 @@ class GuardedProtocol(H11Protocol):
             self._unsent_since = None
         elif self._unsent_since is None:
             self._unsent_since = self.loop.time()
-        elif self.loop.time() - self._unsent_since >= self._limits.write_seconds:
+        elif self.loop.time() - self._unsent_since >= self._limits.write_timeout:
             self.transport.abort()
             return
-        self._write_timer = self.loop.call_later(self._limits.write_seconds / 4, self._watch_writing)
+        self._write_timer = self.loop.call_later(self._limits.write_timeout / 4, self._watch_writing)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading_timer()

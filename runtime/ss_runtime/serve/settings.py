@@ -77,7 +77,10 @@ class AccessSettings:
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """What clients may hold, in connections and seconds."""
+    """What clients may hold: connections, and seconds for a request and for taking an answer.
+
+    The first byte of a connection has `read_timeout` as well.
+    """
 
     connections: int = setting(100, parse=positive, group=CONNECTIONS, help="open at once (default: 100)")
     read_timeout: float = setting(
