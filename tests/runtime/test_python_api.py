@@ -232,6 +232,18 @@ def test_caches_of_other_models_are_refused(bundle, loaded, tmp_path):
         make_prompt_cache(reference)
 
 
+@pytest.mark.parametrize("pending", ["[true]", "[99999]", "7", "[[1]]", "[1e400]", "{"])
+def test_pending_tokens_that_are_none(loaded, tmp_path, pending):
+    model, tokenizer = loaded
+    cache, file = make_prompt_cache(model), tmp_path / "cache.safetensors"
+    tokens_of(model, tokenizer, "text", 5, prompt_cache=cache)
+    save_prompt_cache(file, cache)
+    arrays, about = mx.load(str(file), return_metadata=True)
+    mx.save_safetensors(str(file), arrays, {**about, "pending": pending})
+    with pytest.raises(UserError, match="cache.safetensors: its (pending tokens are not|text: token id)"):
+        load_prompt_cache(file, model)
+
+
 def test_adapters_share_the_base(bundle, loaded):
     model, tokenizer = loaded
     two = model.with_adapter("two")
