@@ -16,6 +16,8 @@ from ss_device.step_model import DeferredProposal, Proposal, StepLimits, StepMod
 from ss_device.tree import BigramBias, DraftTree, best_first_tree, k_ary_tree, root_only
 from ss_device.tree_choice import choose_on_tree
 
+SHAPES = ("best-first", "chain", "k-ary")
+
 
 @dataclass(frozen=True)
 class Drafter:
@@ -36,8 +38,8 @@ class Drafter:
     use_streams: bool = True
 
     def __post_init__(self) -> None:
-        if self.shape not in ("best-first", "chain", "k-ary"):
-            raise UserError(f"tree shape '{self.shape}' is not best-first, chain or k-ary")
+        if self.shape not in SHAPES:
+            raise UserError(f"tree shape '{self.shape}' is not {', '.join(SHAPES[:-1])} or {SHAPES[-1]}")
         if self.num_nodes < 1:
             raise UserError(f"a tree needs at least 1 node, not {self.num_nodes}")
         if self.lookup and self.shape == "k-ary":

@@ -11,20 +11,36 @@ Names, arguments and responses are mlx-lm's: a script for that library runs with
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ss_runtime.api import GenerationResponse as GenerationResponse
+    from ss_runtime.api import generate as generate
+    from ss_runtime.api import load as load
+    from ss_runtime.api import make_logits_processors as make_logits_processors
+    from ss_runtime.api import make_sampler as make_sampler
+    from ss_runtime.api import stream_generate as stream_generate
+    from ss_runtime.loaded_model import SpeculativeModel as SpeculativeModel
+    from ss_runtime.prompt_cache import PromptCache as PromptCache
+    from ss_runtime.prompt_cache import load_prompt_cache as load_prompt_cache
+    from ss_runtime.prompt_cache import make_prompt_cache as make_prompt_cache
+    from ss_runtime.prompt_cache import save_prompt_cache as save_prompt_cache
+    from ss_runtime.settings import DraftSettings as DraftSettings
+    from ss_runtime.settings import RuntimeSettings as RuntimeSettings
 
 _HOMES = {
     "DraftSettings": "settings",
     "GenerationResponse": "api",
-    "PromptCache": "text_cache",
+    "PromptCache": "prompt_cache",
     "RuntimeSettings": "settings",
     "SpeculativeModel": "loaded_model",
     "generate": "api",
     "load": "api",
-    "load_prompt_cache": "text_cache",
+    "load_prompt_cache": "prompt_cache",
     "make_logits_processors": "api",
-    "make_prompt_cache": "text_cache",
+    "make_prompt_cache": "prompt_cache",
     "make_sampler": "api",
-    "save_prompt_cache": "text_cache",
+    "save_prompt_cache": "prompt_cache",
     "stream_generate": "api",
 }
 __all__ = sorted(_HOMES)

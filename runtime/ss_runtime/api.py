@@ -21,7 +21,7 @@ from ss_runtime.settings import DraftSettings, RuntimeSettings
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from ss_runtime.text_cache import PromptCache
+    from ss_runtime.prompt_cache import PromptCache
 
 MAX_TOKENS = 256  # mlx-lm's default
 

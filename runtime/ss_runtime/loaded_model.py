@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from ss_device.adapter import Adapter, find_adapter, load_adapter
 from ss_device.architecture import Architecture
-from ss_device.base_model import BaseIdentity, locate_base, models_folder
+from ss_device.base_model import BaseIdentity, locate_base, models_folder, weight_files
 from ss_device.bundle import MANIFEST, Bundle, BundledAdapter, open_bundle
+from ss_device.decoding import Drafter, check_request
+from ss_device.draft_policy import AdaptiveDrafter
 from ss_device.errors import UserError
 from ss_device.sampling import Sampler
 from ss_device.settings import check_values
@@ -20,15 +22,14 @@ from ss_device.step_model import StepModel
 from ss_device.tokenizer_file import read_tokenizer
 from ss_runtime.backends import default_backend, load_openblas, open_backend
 from ss_runtime.chat_prompt import ChatPrompt
-from ss_runtime.drafts import ChosenDrafts, choose_drafts
-from ss_runtime.plain_base import CONFIG, MAX_TOKENS, NUM_NODES, base_name, has_streams, plain_base
+from ss_runtime.drafts import choose_drafts
+from ss_runtime.plain_base import CONFIG, MAX_TOKENS, NUM_NODES, base_name, plain_base
 from ss_runtime.settings import DraftSettings, RuntimeSettings
 from ss_runtime.tokenization import BundleTokenizer
 
 if TYPE_CHECKING:
     from ss_runtime.mlx.adapter_bank import AdapterBank
-    from ss_runtime.mlx.loading import LoadedFolder
-    from ss_runtime.mlx.prompt_cache import CachedText
+    from ss_runtime.mlx.cached_text import CachedText
 
 
 class ModelTokenizer(BundleTokenizer):
@@ -68,19 +69,15 @@ class SpeculativeModel:
 
     def __init__(
         self,
-        source: Bundle | LoadedFolder,
+        architecture: Architecture,
         adapter: BundledAdapter,
         step_model: StepModel,
-        drafts: ChosenDrafts,
-        bank: AdapterBank | None = None,
-        asked: DraftSettings | None = None,
+        drafter: Drafter | AdaptiveDrafter,
+        family: AdapterFamily | None = None,
     ) -> None:
-        self._source, self._bank = source, bank
-        self._asked = asked or DraftSettings()
-        self.adapter, self.step_model = adapter, step_model
-        self.drafter = drafts.drafter
-        about = source.manifest if isinstance(source, Bundle) else source
-        self.architecture: Architecture = about.architecture
+        self.architecture, self.adapter = architecture, adapter
+        self.step_model, self.drafter, self._family = step_model, drafter, family
+        self._turn: object = None
 
     @property
     def name(self) -> str:
@@ -108,7 +105,7 @@ class SpeculativeModel:
 
     def new_text(self) -> CachedText:
         """An empty text for keys and values like this model's. Raises UserError on other back ends."""
-        from ss_runtime.mlx.prompt_cache import CachedText
+        from ss_runtime.mlx.cached_text import CachedText
 
         self._check_mlx()
         text = self.step_model.text
@@ -121,12 +118,12 @@ class SpeculativeModel:
         """
         if text is not None or self.on_mlx:
             self._use(self._own_text if text is None else text)
-        self.step_model.turn = turn = object()
+        self._turn = turn = object()
         return turn
 
     def check_turn(self, turn: object) -> None:
         """Raise RuntimeError where another generation was begun since: its text has taken the place."""
-        if self.step_model.turn is not turn:
+        if self._turn is not turn:
             raise RuntimeError("another generation was begun on this model before this one ended")
 
     @cached_property
@@ -146,17 +143,41 @@ class SpeculativeModel:
     def with_adapter(self, name: str | None) -> SpeculativeModel:
         """The same base with another adapter of the bundle; None: the base alone. Weights are shared.
 
-        Both models stay usable, one generation at a time. MLX only. Raises UserError for an unknown one.
+        Both models stay usable; the same name gives the same model, with what its drafter has learned. MLX
+        only. Raises UserError for an unknown one.
         """
-        if self._bank is None:
+        if self._family is None:
             raise UserError("with_adapter needs a bundle on the MLX back end: load it again")
-        return _of_bank(self._bank, name, self._asked)
+        return self._family.model(name)
 
     def check(self, tokens: Sequence[int], max_tokens: int, sampler: Sampler | None) -> None:
         """Raise UserError for a request that does not fit."""
-        from ss_device.decoding import check_request
-
         check_request(self.step_model.limits, self.drafter.num_nodes, len(tokens), max_tokens, sampler)
+
+
+class AdapterFamily:
+    """Models of a bundle's adapters over one copy of the base, each made once."""
+
+    def __init__(self, bank: AdapterBank, drafts: DraftSettings) -> None:
+        self._bank, self._drafts = bank, drafts
+        self._models: dict[str | None, SpeculativeModel] = {}
+
+    def model(self, name: str | None) -> SpeculativeModel:
+        """An adapter's, loaded if it is not yet; None: the base's. Raises UserError for an unknown one."""
+        if name not in self._models:
+            self._models[name] = self._made(name)
+        return self._models[name]
+
+    def _made(self, name: str | None) -> SpeculativeModel:
+        bank = self._bank
+        resident = bank.activate(bank.base_name) if name is None else bank.load(name)
+        adapter = resident.adapter
+        drafts, dtype = self._drafts.within(adapter), bank.settings.dtype
+        chosen = choose_drafts(bank.bundle, adapter, drafts, resident.bigram_bias, dtype)
+        if chosen.num_kept:
+            resident.model.keep(chosen.num_kept)
+        architecture = bank.bundle.manifest.architecture
+        return SpeculativeModel(architecture, adapter, resident.model, chosen.drafter, self)
 
 
 def open_model(
@@ -193,24 +214,13 @@ def _of_bundle(
         from ss_runtime.mlx.adapter_bank import AdapterBank
 
         bank = AdapterBank(bundle, settings, [] if plain else [adapter.app])
-        return _of_bank(bank, None if plain else adapter.app, drafts)
+        return AdapterFamily(bank, drafts).model(None if plain else adapter.app)
     if plain:
         raise UserError(f"back end '{backend}' needs an adapter: the base alone runs on MLX")
     bias = bundle.bigram_bias(adapter)
     chosen = choose_drafts(bundle, adapter, drafts, bias, settings.dtype, backend)
     step_model = open_backend(bundle, adapter, replace(settings, backend=backend))
-    return SpeculativeModel(bundle, adapter, step_model, chosen, asked=drafts)
-
-
-def _of_bank(bank: AdapterBank, name: str | None, drafts: DraftSettings) -> SpeculativeModel:
-    resident = bank.activate(bank.base_name) if name is None else bank.load(name)
-    adapter = resident.adapter
-    if not has_streams(adapter) and not drafts.lookup:
-        drafts = DraftSettings(plain=True)
-    chosen = choose_drafts(bank.bundle, adapter, drafts, resident.bigram_bias, bank.settings.dtype)
-    if chosen.num_kept:
-        resident.model.keep(chosen.num_kept)
-    return SpeculativeModel(bank.bundle, adapter, resident.model, chosen, bank, drafts)
+    return SpeculativeModel(bundle.manifest.architecture, adapter, step_model, chosen.drafter)
 
 
 def _of_folder(
@@ -222,8 +232,8 @@ def _of_folder(
 ) -> SpeculativeModel:
     """A base folder, alone or with the adapter of an adapter folder."""
     load_openblas()
+    from ss_runtime.mlx.cached_text import CachedText, ReusingModel
     from ss_runtime.mlx.loading import LoadedFolder
-    from ss_runtime.mlx.prompt_cache import CachedText, ReusingModel
 
     base = LoadedFolder(folder, settings.dtype, settings.quantize)
     held = _base_alone(name) if adapter is None else load_adapter(_adapter_folder(adapter))
@@ -236,13 +246,13 @@ def _of_folder(
         num_nodes=settings.num_nodes or NUM_NODES,
         tensor_file="" if adapter is None else str(adapter),
     )
-    settings = replace(settings, num_nodes=entry.num_nodes)
+    settings = replace(settings, num_nodes=entry.num_nodes, dtype=base.dtype)
     if adapter is None:
         settings = replace(settings, stream_rows="none")
     model = base.model(held, settings)
     text = CachedText(_content(folder, settings, adapter), model.cache)
-    chosen = ChosenDrafts(drafts.drafter(entry, held.bigram_bias()))
-    return SpeculativeModel(base, entry, ReusingModel(model, text), chosen, asked=drafts)
+    drafter = drafts.drafter(entry, held.bigram_bias())
+    return SpeculativeModel(base.architecture, entry, ReusingModel(model, text), drafter)
 
 
 def _adapter_folder(adapter: Path | str) -> Path:
@@ -256,6 +266,11 @@ def _base_alone(name: str) -> Adapter:
 
 
 def _content(folder: Path, settings: RuntimeSettings, adapter: Path | str | None) -> str:
-    """What keys and values of a base folder depend on, by name: its weights are not read for a digest."""
-    parts = [folder.resolve(), settings.dtype, settings.quantize, settings.kv_bits, adapter]
+    """What keys and values of a base folder depend on, as a sha256.
+
+    Weights count by their files' sizes and times: to read gigabytes for a digest would double the time to
+    load. A cache made before a base was replaced in its folder is so refused.
+    """
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(folder)]
+    parts = [folder.resolve(), files, settings.dtype, settings.quantize, settings.kv_bits, adapter]
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

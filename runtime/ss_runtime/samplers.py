@@ -15,8 +15,6 @@ import numpy as np
 from ss_device.errors import UserError
 from ss_device.sampling import LogitsProcessor, Sampler, Sampling, TypicalAcceptance
 
-PENALTIES = ("repetition", "presence", "frequency")
-
 
 def build_sampler(
     temperature: float,

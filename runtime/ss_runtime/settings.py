@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass, replace
 
 from ss_device.bundle import Bundle, BundledAdapter
-from ss_device.command_line import DEVICES, positive
+from ss_device.command_line import DEVICES, device_help, positive
 from ss_device.config import PRUNE_OVER
-from ss_device.decoding import Drafter
+from ss_device.decoding import SHAPES, Drafter
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
 from ss_device.sampling import Sampler
@@ -29,7 +29,6 @@ BACKENDS = tuple(DTYPES)
 QUANTIZATIONS = ("4", "8", "mxfp4")
 KV_BITS = (4, 8)
 STREAM_ROWS = ("kept", "accepted", "none")
-SHAPES = ("best-first", "chain", "k-ary")
 SAMPLING = "sampling (default: greedy)"
 
 
@@ -56,8 +55,7 @@ class RuntimeSettings:
     )
     device: str | None = setting(
         choices=DEVICES,
-        help="--backend reference: where PyTorch computes (default: $SS_DEVICE, else a GPU if there "
-        "is one)",
+        help=device_help("--backend reference"),
     )
     kv_bits: int | None = setting(choices=KV_BITS, help="MLX: keep keys and values in 4 or 8 bits")
     num_nodes: int | None = None
@@ -110,6 +108,12 @@ class DraftSettings:
     def __post_init__(self) -> None:
         if self.plain and self.nodes not in (None, 1):
             raise UserError("--plain is one node per call; leave --nodes out")
+
+    def within(self, adapter: BundledAdapter) -> DraftSettings:
+        """What was said for a bundle's adapters, for the base alone, which takes fewer nodes."""
+        if has_streams(adapter) or not self.nodes:
+            return self
+        return replace(self, nodes=min(self.nodes, adapter.num_nodes))
 
     @property
     def said(self) -> bool:

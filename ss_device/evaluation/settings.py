@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ss_device.application import Application
 from ss_device.command_line import positive
+from ss_device.config import PRUNE_OVER
+from ss_device.decoding import SHAPES
 from ss_device.draft_choice import DraftChoice
 from ss_device.settings import setting
 
@@ -38,12 +40,10 @@ class EvaluationSettings(PromptSettings):
     num_kept: int | None = setting(
         None, help="prune to this many nodes by early exit", flag="--keep", parse=positive
     )
-    shape: str = setting(
-        "best-first", help="how the tree is grown", choices=("best-first", "chain", "k-ary")
-    )
+    shape: str = setting("best-first", help="how the tree is grown", choices=SHAPES)
     tree_top_k: int = setting(3, help="children per node of a k-ary tree", parse=positive)
     prune_over: str = setting(
-        "draft", help="what early-exit scores are normalised over", choices=("draft", "vocabulary")
+        "draft", help="what early-exit scores are normalised over", choices=PRUNE_OVER
     )
 
 

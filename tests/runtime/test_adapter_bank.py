@@ -14,8 +14,8 @@ from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
 from ss_runtime.mlx.adapter_bank import AdapterBank
+from ss_runtime.mlx.cached_text import cache_content
 from ss_runtime.mlx.loading import load_model
-from ss_runtime.mlx.prompt_cache import cache_content
 from ss_runtime.settings import RuntimeSettings
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model

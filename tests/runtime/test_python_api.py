@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -232,6 +234,20 @@ def test_caches_of_other_models_are_refused(bundle, loaded, tmp_path):
         make_prompt_cache(reference)
 
 
+def test_a_cache_of_a_base_folder_ends_with_its_weights(tmp_path, mlx_base):
+    folder, file = tmp_path / "base", tmp_path / "cache.safetensors"
+    shutil.copytree(mlx_base.path, folder)
+    model, tokenizer = load(folder, settings=FLOAT32)
+    cache = make_prompt_cache(model)
+    tokens_of(model, tokenizer, "text", 5, prompt_cache=cache)
+    save_prompt_cache(file, cache)
+    assert load_prompt_cache(file, load(folder, settings=FLOAT32)[0]).text == cache.text
+    (weights,) = folder.glob("*.safetensors")
+    os.utime(weights, ns=(0, 0))  # another file took its place
+    with pytest.raises(UserError, match="another base, dtype or adapter"):
+        load_prompt_cache(file, load(folder, settings=FLOAT32)[0])
+
+
 @pytest.mark.parametrize("pending", ["[true]", "[99999]", "7", "[[1]]", "[1e400]", "{"])
 def test_pending_tokens_that_are_none(loaded, tmp_path, pending):
     model, tokenizer = loaded
@@ -249,7 +265,8 @@ def test_adapters_share_the_base(bundle, loaded):
     two = model.with_adapter("two")
     alone = load(bundle.path, "two", settings=FLOAT32)
     assert tokens_of(two, tokenizer) == tokens_of(*alone)
-    assert two._bank is model._bank and set(two._bank.names) == {"one", "two"}
+    assert two._family is model._family and set(two._family._bank.names) == {"one", "two"}
+    assert model.with_adapter("two") is two and two.with_adapter("one") is model
     base = model.with_adapter(None)
     assert tokens_of(base, tokenizer) == tokens_of(model, tokenizer)  # lossless
     assert not any(r.from_draft for r in stream_generate(base, tokenizer, PROMPT, max_tokens=8))

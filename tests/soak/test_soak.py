@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ss_runtime.mlx.prompt_cache import CachedText
+from ss_runtime.mlx.cached_text import CachedText
 from tests.soak import cases
 from tests.soak.memory import MemoryTrace
 from tests.soak.models import make_setting

@@ -44,7 +44,7 @@ def with_cache(
     cache: CacheSettings,
 ) -> tuple[StepModel, list[dict]]:
     """An MLX model that reuses the prefix shared with the previous text, and the messages of its file."""
-    from ss_runtime.mlx.prompt_cache import CachedText, ReusingModel, cache_content
+    from ss_runtime.mlx.cached_text import CachedText, ReusingModel, cache_content
 
     settings = replace(settings, dtype=settings.dtype or default_dtype("mlx"))
     text = CachedText(cache_content(bundle, adapter, settings), model.cache)

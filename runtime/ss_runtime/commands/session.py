@@ -67,7 +67,6 @@ def open_session(
     cache: of keys and values that the session takes up and keeps (MLX); None: every prompt from its
     beginning. max_tokens: None: the application's.
     """
-    settings.check()
     backend = settings.backend or ("mlx" if not has_streams(adapter) else default_backend(bundle, adapter))
     settings = replace(settings, backend=backend)
     settings.check()

@@ -12,6 +12,7 @@ from ss_device.command_line import (
     DEVICES,
     CommandParser,
     console,
+    device_help,
     positive,
     print_json,
     progress,
@@ -54,8 +55,7 @@ class ReplaySettings:
     )
     device: str | None = setting(
         choices=DEVICES,
-        help="--record and --backend reference: where PyTorch computes (default: $SS_DEVICE, else a GPU if "
-        "there is one)",
+        help=device_help("--record and --backend reference"),
     )
 
     def wanted(self) -> list[RuntimeSettings]:

@@ -10,8 +10,8 @@ from mlx.utils import tree_flatten
 from ss_device.bundle import Bundle, BundledAdapter, open_bundle
 from ss_device.errors import UserError
 from ss_device.tree import BigramBias
+from ss_runtime.mlx.cached_text import CachedText, ReusingModel, cache_content
 from ss_runtime.mlx.loading import adapter_model, base_arrays, mlx_settings
-from ss_runtime.mlx.prompt_cache import CachedText, ReusingModel, cache_content
 from ss_runtime.mlx.step_model import MLXStepModel
 from ss_runtime.plain_base import base_name, plain_base
 from ss_runtime.settings import DTYPES, RuntimeSettings, default_dtype

@@ -7,8 +7,9 @@ import numpy as np
 from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.decoding import Drafter
 from ss_device.step_model import Proposal
+from ss_runtime.mlx.function_export import settings_of_functions
 from ss_runtime.mlx.function_model import open_functions
-from ss_runtime.settings import RuntimeSettings
+from ss_runtime.mlx.loading import load_model
 
 LOGIT_LIMIT = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 
@@ -19,7 +20,8 @@ def first_difference(bundle: Bundle, adapter: BundledAdapter, calls: int) -> str
     A made-up prompt longer than a chunk, then the runtime's drafts, whose accepted nodes both commit. In
     half precision the comparison ends where one of them alone keeps or accepts a node (a near tie).
     """
-    functions, runtime = adapter.mlxfn, _same_runtime(bundle, adapter)
+    functions = adapter.mlxfn
+    runtime = load_model(bundle, adapter, settings_of_functions(functions))
     exported, drafter = open_functions(bundle, adapter), Drafter(functions.num_nodes)
     room = functions.context - (calls + 1) * functions.num_nodes
     vocab = bundle.manifest.architecture.vocab_size
@@ -42,22 +44,6 @@ def first_difference(bundle: Bundle, adapter: BundledAdapter, calls: int) -> str
         chosen = ours.chosen[np.searchsorted(ours.kept, ours.accepted_node)]
         proposal = Proposal(int(chosen), ours.stream_logits)
     return None
-
-
-def _same_runtime(bundle: Bundle, adapter: BundledAdapter):
-    """The runtime's own model in the sizes that the functions were exported for."""
-    from ss_runtime.mlx.loading import load_model
-
-    functions = adapter.mlxfn
-    settings = RuntimeSettings(
-        dtype=functions.dtype,
-        num_nodes=functions.num_nodes,
-        num_kept=functions.num_kept,
-        prune_over=functions.prune_over,
-        context=functions.context,
-        stream_rows="kept",
-    )
-    return load_model(bundle, adapter, settings)
 
 
 def _close(ours: np.ndarray, theirs: np.ndarray, dtype: str) -> bool:

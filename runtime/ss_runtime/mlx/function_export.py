@@ -27,7 +27,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ss_device.bundle import Bundle, BundledAdapter, MLXFunctions
+from ss_device.bundle import Bundle, BundledAdapter, MLXFunctions, exported_functions_file
 from ss_device.config import SpeculativeConfig
 from ss_runtime.mlx.decoder import StreamDecoder
 from ss_runtime.mlx.function_ids import number_ids
@@ -35,8 +35,6 @@ from ss_runtime.mlx.kv_cache import Layers, write_rows
 from ss_runtime.mlx.step_graph import StepGraph, TextMask
 from ss_runtime.mlx.tree_graph import TreeArrays
 from ss_runtime.settings import RuntimeSettings
-
-FOLDER = "mlxfn"
 
 
 def functions_of(
@@ -52,7 +50,7 @@ def functions_of(
 ) -> MLXFunctions:
     """The manifest's entry; slots: the context and the rows that the largest call writes behind it."""
     scratch = max(num_nodes, num_kept * (1 + config.num_streams), chunk)
-    file = f"{FOLDER}/{app}.mlxfn"
+    file = exported_functions_file(app)
     return MLXFunctions(file, dtype, chunk, num_nodes, num_kept, context, context + scratch, prune_over)
 
 
@@ -145,16 +143,21 @@ def _stacked(kv: Layers) -> list[mx.array]:
     return [mx.concatenate([pair[part] for pair in kv], axis=0) for part in (0, 1)]
 
 
+def settings_of_functions(functions: MLXFunctions) -> RuntimeSettings:
+    """Those of the runtime's own model of the same sizes."""
+    return RuntimeSettings(
+        dtype=functions.dtype,
+        num_nodes=functions.num_nodes,
+        num_kept=functions.num_kept,
+        prune_over=functions.prune_over,
+        context=functions.context,
+        stream_rows="kept",
+    )
+
+
 def export_adapter(bundle: Bundle, adapter: BundledAdapter, functions: MLXFunctions, path: Path) -> None:
     """Export an adapter from the MLX weights of a bundle, which need not be whole yet."""
     from ss_runtime.mlx.loading import load_model
 
-    settings = RuntimeSettings(
-        dtype=functions.dtype,
-        num_nodes=functions.num_nodes,
-        num_kept=functions.num_nodes,
-        context=functions.context,
-        stream_rows="kept",
-    )
-    model = load_model(bundle, adapter, settings)
+    model = load_model(bundle, adapter, settings_of_functions(functions))
     export_functions(model.decoder, functions, getattr(mx, functions.dtype), path)

@@ -100,7 +100,7 @@ class MLXStepModel:
         """Take the prompt: all but its last token in chunks without streams, the last as a tree's root.
 
         Forgets the text before but its first `reuse` tokens, which the caller knows to be the prompt's
-        (`ss_runtime.mlx.prompt_cache`). → the first root and the streams of the last prompt token.
+        (`ss_runtime.mlx.cached_text`). → the first root and the streams of the last prompt token.
         """
         check_prompt(self.limits, tokens)
         self.cache.reset()

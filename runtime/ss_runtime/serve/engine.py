@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from ss_device.bundle import Bundle
@@ -15,7 +15,6 @@ from ss_device.decoding import check_request
 from ss_device.errors import UserError, one_line
 from ss_runtime.drafts import choose_drafts
 from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
-from ss_runtime.plain_base import has_streams
 from ss_runtime.samplers import build_sampler
 from ss_runtime.serve.prompts import PromptReader
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
@@ -223,9 +222,8 @@ class Engine:
 
     def _new_drafter(self, resident):
         """As requested, else as tuned on this device; the base alone has no streams, only prompt lookup."""
-        adapter, drafts = resident.adapter, self._drafts
-        if not has_streams(adapter) and drafts.nodes:  # they were said for the adapters
-            drafts = replace(drafts, nodes=min(drafts.nodes, adapter.num_nodes))
+        adapter = resident.adapter
+        drafts = self._drafts.within(adapter)
         dtype = self.bank.settings.dtype
         chosen = choose_drafts(self.bank.bundle, adapter, drafts, resident.bigram_bias, dtype)
         if chosen.num_kept:
