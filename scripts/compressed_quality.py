@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from ss_convert.command import main as ss_convert
-from ss_convert.coreml.weight_format import WEIGHT_FORMATS
+from ss_convert.graph.weight_format import WEIGHT_FORMATS
 from ss_convert.stored_weights import stored_weights
 from ss_device.base_model import models_folder, open_base
 from ss_device.bundle import open_bundle

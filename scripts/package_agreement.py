@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from ss_convert.coreml.convert import write_package
-from ss_convert.coreml.options import PRESETS, CoreMLOptions
-from ss_convert.coreml.weight_format import WEIGHT_FORMATS
 from ss_convert.golden import read_prompts, record_traces
+from ss_convert.graph.options import PRESETS, GraphOptions
+from ss_convert.graph.weight_format import WEIGHT_FORMATS
 from ss_convert.stored_weights import stored_weights
 from ss_device.adapter import load_adapter
 from ss_device.base_model import models_folder, open_base
@@ -100,7 +100,7 @@ def opened(model: str, folder: Path, limit: int):
 def agreement(base, adapter, prompts, sizes: dict, folder: Path, preset: str, weights: str) -> dict:
     """Replays in both dtypes of one package."""
     embedding = "fp16" if weights == "fp16" else "int8"
-    options = CoreMLOptions(**sizes, weights=weights, embedding_weights=embedding, **PRESETS[preset])
+    options = GraphOptions(**sizes, weights=weights, embedding_weights=embedding, **PRESETS[preset])
     path = folder / "package" / f"{preset}-{weights}.mlpackage"
     functions = write_package(base.architecture, base.weights(), adapter, options, path)
     dense = stored_weights(path, functions.step, base.weights(), base.architecture)

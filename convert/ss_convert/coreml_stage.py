@@ -25,7 +25,7 @@ def write_functions(plan: Plan, planned: PlannedAdapter, folder: Path, weights: 
     _require_coremltools()
     from ss_convert.coreml.convert import build_programs
     from ss_convert.coreml.package import save_functions
-    from ss_convert.coreml.parts import parts_of
+    from ss_convert.graph.parts import parts_of
 
     architecture, options = plan.base.architecture, planned.options
     shutil.rmtree(folder / FUNCTIONS / planned.app, ignore_errors=True)
@@ -77,8 +77,8 @@ def _kept_adapters(plan: Plan) -> dict[str, BundledAdapter]:
 
 def _sources(plan: Plan, folder: Path, part: int) -> dict[str, tuple[Path, str]]:
     """Function → (package, its function there) of all functions of a part."""
-    from ss_convert.coreml.interface import functions_of
     from ss_convert.coreml.package import function_path
+    from ss_convert.graph.interface import functions_of
 
     sources: dict[str, tuple[Path, str]] = {}
     kept = _kept_adapters(plan)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ss_convert.coreml.options import CoreMLOptions
+from ss_convert.graph.options import GraphOptions
 from ss_device.adapter import Adapter
 from ss_device.application import fill_template
 from ss_device.base_model import BaseFolder
@@ -77,7 +77,7 @@ def record_traces(
     base: BaseFolder,
     adapter: Adapter,
     prompts: Sequence[tuple[str, Sequence[int]]],
-    sizes: CoreMLOptions,
+    sizes: GraphOptions,
     weights: dict[str, np.ndarray] | None = None,
     device: str | None = None,
 ) -> tuple[list[Trace], Recorded]:

@@ -49,7 +49,7 @@ def _record(plan: Plan, planned: PlannedAdapter, stem: Path, weights: dict | Non
 
 
 def _write_stored(plan: Plan, planned: PlannedAdapter, folder: Path) -> str:
-    from ss_convert.coreml.interface import functions_of
+    from ss_convert.graph.interface import functions_of
     from ss_convert.stored_weights import stored_weights
 
     stem = golden_stem(planned.app, stored=True)

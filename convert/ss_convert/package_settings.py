@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from ss_convert.coreml.options import PRESETS, CoreMLOptions
+from ss_convert.graph.options import PRESETS, GraphOptions
 from ss_convert.settings import PackageSettings
 from ss_device.base_model import BaseFolder
 from ss_device.bundle import Bundle
@@ -19,11 +19,11 @@ def resolve_settings(package: PackageSettings, base: BaseFolder) -> PackageSetti
     Embedding and head are read row by row and are the most sensitive: int8 where the rest is compressed.
     """
     said = {name: value for name, value in package.to_dict().items() if value is not None}
-    context = said.get("context", min(CoreMLOptions.context, base.architecture.max_positions))
+    context = said.get("context", min(GraphOptions.context, base.architecture.max_positions))
     defaults = {
-        **{f.name: f.default for f in fields(CoreMLOptions)},
+        **{f.name: f.default for f in fields(GraphOptions)},
         "context": context,
-        "chunk": min(CoreMLOptions.chunk, context),
+        "chunk": min(GraphOptions.chunk, context),
         "embedding_weights": "fp16" if said.get("weights", "fp16") == "fp16" else "int8",
         "parts": 1,
         **PRESETS.get(package.preset, {}),

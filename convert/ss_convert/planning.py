@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from ss_convert import golden, tokens_beyond
-from ss_convert.coreml.interface import function_names
-from ss_convert.coreml.options import CoreMLOptions, check_adapter
-from ss_convert.coreml.parts import choose_cuts, part_names
+from ss_convert.graph.interface import function_names
+from ss_convert.graph.options import GraphOptions, check_adapter
+from ss_convert.graph.parts import choose_cuts, part_names
 from ss_convert.inputs import Inputs, default_output, read_inputs
 from ss_convert.lora_inputs import check_shared_functions, with_lora_rank
 from ss_convert.package_settings import resolve_settings, settings_of_bundle
@@ -37,7 +37,7 @@ class PlannedAdapter:
 
     adapter: Adapter
     folder: Path
-    options: CoreMLOptions
+    options: GraphOptions
     prompts: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
@@ -191,7 +191,7 @@ def _check_names(inputs: Inputs, package: PackageSettings) -> None:
 
 def function_options(
     settings: ConversionSettings, package: PackageSettings, inputs: Inputs
-) -> tuple[PackageSettings, CoreMLOptions]:
+) -> tuple[PackageSettings, GraphOptions]:
     """The package's settings with the cuts that `parts` asks for, and the options of all functions.
 
     UserError for sizes that base or adapters do not have, and for pruning that they cannot do.
@@ -208,7 +208,7 @@ def function_options(
             raise UserError(f"adapter '{adapter.app}' has no pruning head, which pruning (--keep) needs")
     if nodes > context:
         raise UserError(f"--nodes {nodes} exceeds the context of {context} tokens")
-    options = package.coreml_options(kept, settings.prune_over or PRUNE_OVER[0])
+    options = package.graph_options(kept, settings.prune_over or PRUNE_OVER[0])
     if inputs.into is not None or package.parts == 1:
         return package, options
     cuts = choose_cuts(base.architecture, inputs.adapters, options, package.parts)
@@ -232,7 +232,7 @@ def _num_kept(settings: ConversionSettings, nodes: int) -> int:
 
 
 def _plan_adapter(
-    settings: ConversionSettings, adapter: Adapter, folder: Path, base: BaseFolder, options: CoreMLOptions
+    settings: ConversionSettings, adapter: Adapter, folder: Path, base: BaseFolder, options: GraphOptions
 ) -> PlannedAdapter:
     """An adapter with its golden prompts, where traces are wanted and can be recorded here."""
     file = settings.golden_prompts

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ss_convert.coreml.options import CHOICES, PRESETS, CoreMLOptions
-from ss_convert.coreml.weight_format import WEIGHT_FORMATS
+from ss_convert.graph.options import CHOICES, PRESETS, GraphOptions
+from ss_convert.graph.weight_format import WEIGHT_FORMATS
 from ss_device.command_line import DEVICES, device_help, positive
 from ss_device.config import PRUNE_OVER
 from ss_device.settings import setting
@@ -24,7 +24,7 @@ PACKAGE = "Core ML package (with --into: as it is in the bundle)"
 def _default(name: str) -> str:
     """What a choice of the graph is without a preset and with each."""
     said = {
-        None: getattr(CoreMLOptions, name),
+        None: getattr(GraphOptions, name),
         **{preset: chosen[name] for preset, chosen in PRESETS.items()},
     }
     texts = {p: "on" if v is True else "off" if v is False else str(v) for p, v in said.items()}
@@ -140,12 +140,12 @@ class PackageSettings:
     def to_dict(self) -> dict:
         return asdict(self)
 
-    def coreml_options(self, num_kept: int, prune_over: str) -> CoreMLOptions:
+    def graph_options(self, num_kept: int, prune_over: str) -> GraphOptions:
         """The options of one adapter's functions; all settings must be made (`resolve_settings`)."""
-        known = {f.name for f in fields(CoreMLOptions)}
+        known = {f.name for f in fields(GraphOptions)}
         shared = {name: value for name, value in self.to_dict().items() if name in known}
         shared["chunk"] = min(self.chunk, self.context)
-        return CoreMLOptions(**shared, num_kept=num_kept, prune_over=prune_over)
+        return GraphOptions(**shared, num_kept=num_kept, prune_over=prune_over)
 
 
 @dataclass(frozen=True, kw_only=True)

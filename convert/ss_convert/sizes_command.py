@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from ss_convert.coreml.weight_format import WEIGHT_FORMATS, stored_bytes, weight_format_of
 from ss_convert.disk import one_line_when_full
+from ss_convert.graph.weight_format import WEIGHT_FORMATS, stored_bytes, weight_format_of
 from ss_convert.planning import Plan, plan_conversion
 from ss_convert.settings import ConversionSettings
 from ss_convert.weight_source import WeightSource

@@ -23,7 +23,7 @@ class WeightSource:
         return self._weights
 
     def stored(self, options):
-        """`BaseWeights` as `CoreMLOptions` want them, compressed once for all adapters."""
+        """`BaseWeights` as `GraphOptions` want them, compressed once for all adapters."""
         from ss_convert.coreml.convert import base_weights
 
         if self._stored is None:

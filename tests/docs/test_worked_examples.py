@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ss_convert.coreml.tables import own_stream_mask, stream_offsets
+from ss_convert.graph.tables import own_stream_mask, stream_offsets
 from ss_device.acceptance import walk
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Drafter

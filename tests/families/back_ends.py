@@ -11,8 +11,8 @@ import torch
 from coremltools.converters.mil import Builder as mb
 
 from ss_convert.coreml import convert
-from ss_convert.coreml.convert import CoreMLOptions
-from ss_convert.coreml.weights import ExportWeights
+from ss_convert.coreml.convert import GraphOptions
+from ss_convert.graph.weights import ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.families import canonical_parts
@@ -144,7 +144,7 @@ def executor_back_end(subject: Subject, folder: Path) -> ExecutorBackEnd:
         outputs = original(decoder, config, options, tables, inputs)
         return {**outputs, "logits": mb.identity(x=found[0])}
 
-    options = CoreMLOptions(num_nodes=NODES, num_kept=subject.kept, context=CONTEXT, chunk=8)
+    options = GraphOptions(num_nodes=NODES, num_kept=subject.kept, context=CONTEXT, chunk=8)
     path, architecture = folder / "coreml" / "tiny.mlpackage", subject.base.architecture
     with mock.patch.object(convert, "build_step", with_logits):
         functions = convert.write_package(architecture, subject.weights, subject.adapter, options, path)

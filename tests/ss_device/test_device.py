@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from ss_convert import golden
-from ss_convert.coreml.options import CoreMLOptions
+from ss_convert.graph.options import GraphOptions
 from ss_device.adapter import load_adapter, save_adapter
 from ss_device.application import load_application
 from ss_device.config import paper_config
@@ -273,7 +273,7 @@ def test_replay(base, cuda):
 
 def test_golden_traces(base, cuda):
     adapter = random_adapter(base, LOSSLESS["paper"])
-    sizes = CoreMLOptions(num_nodes=8, num_kept=5, context=64, chunk=8)
+    sizes = GraphOptions(num_nodes=8, num_kept=5, context=64, chunk=8)
     prompts = [("a", prompt_ids(0)), ("b", prompt_ids(4))]
     (there, origin), (here, other) = (
         golden.record_traces(base, adapter, prompts, sizes, device=d) for d in (None, "cpu")

@@ -11,9 +11,11 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
-from ss_convert.coreml.adapter_inputs import InputWeights, adapter_shapes
-from ss_convert.coreml.attention import for_attention
-from ss_convert.coreml.interface import (
+from ss_convert.coreml.operations import MILOperations
+from ss_convert.coreml.package import save_package
+from ss_convert.graph.adapter_inputs import InputWeights, adapter_shapes
+from ss_convert.graph.attention import for_attention
+from ss_convert.graph.interface import (
     STATE,
     Shapes,
     functions_of,
@@ -23,21 +25,21 @@ from ss_convert.coreml.interface import (
     part_step_inputs,
     sources,
 )
-from ss_convert.coreml.layers import Decoder
-from ss_convert.coreml.options import CoreMLOptions, check_adapter
-from ss_convert.coreml.package import save_package
-from ss_convert.coreml.parts import Part, part_names, parts_of, whole
-from ss_convert.coreml.prefill_function import build_prefill
-from ss_convert.coreml.step_function import build_step
-from ss_convert.coreml.tables import rotary_tables
-from ss_convert.coreml.weights import BaseWeights, ExportWeights
+from ss_convert.graph.layers import Decoder
+from ss_convert.graph.operations import writing_in
+from ss_convert.graph.options import GraphOptions, check_adapter
+from ss_convert.graph.parts import Part, part_names, parts_of, whole
+from ss_convert.graph.prefill_function import build_prefill
+from ss_convert.graph.step_function import build_step
+from ss_convert.graph.tables import rotary_tables
+from ss_convert.graph.weights import BaseWeights, ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.base_model import BaseIdentity
 from ss_device.bundle import CoreMLFunctions, PartLink
 from ss_device.config import SpeculativeConfig
 
-__all__ = ["CoreMLOptions", "build_programs", "write_package"]
+__all__ = ["GraphOptions", "build_programs", "write_package"]
 
 DTYPES = {"int32": types.int32, "float16": types.fp16}
 
@@ -46,7 +48,7 @@ def write_package(
     architecture: Architecture,
     weights: dict[str, np.ndarray],
     adapter: Adapter,
-    options: CoreMLOptions,
+    options: GraphOptions,
     path: Path,
 ) -> CoreMLFunctions:
     """Write an adapter's prefill and step functions as one `.mlpackage` that stores the base once.
@@ -70,14 +72,14 @@ def write_package(
 
 
 def base_weights(
-    architecture: Architecture, weights: dict[str, np.ndarray], options: CoreMLOptions
+    architecture: Architecture, weights: dict[str, np.ndarray], options: GraphOptions
 ) -> BaseWeights:
     """The base as a package with these options stores it."""
     return BaseWeights(architecture, weights, options.weights, options.embedding_weights)
 
 
 def describe(
-    adapter: Adapter, architecture: Architecture, options: CoreMLOptions, packages: Sequence[str]
+    adapter: Adapter, architecture: Architecture, options: GraphOptions, packages: Sequence[str]
 ) -> CoreMLFunctions:
     """What the manifest says of an adapter's functions; the names are identifiers for Core ML.
 
@@ -107,7 +109,7 @@ def describe(
 
 
 def _link(
-    config: SpeculativeConfig, architecture: Architecture, options: CoreMLOptions, part: Part
+    config: SpeculativeConfig, architecture: Architecture, options: GraphOptions, part: Part
 ) -> PartLink:
     """What the manifest says of a part."""
     return PartLink(
@@ -121,7 +123,7 @@ def build_programs(
     architecture: Architecture,
     weights: dict[str, np.ndarray] | BaseWeights,
     adapter: Adapter,
-    options: CoreMLOptions,
+    options: GraphOptions,
     part: Part | None = None,
 ) -> dict[str, Program]:
     """MIL programs with a single `main` by function name, prefill first; of one part, or of all layers."""
@@ -163,7 +165,8 @@ def _program(shapes: Shapes, state: tuple[int, ...], body) -> Program:
     inputs = {n: mb.placeholder(shape=shape, dtype=DTYPES[d]) for n, (d, shape) in shapes.items()}
     inputs[STATE] = mb.state_tensor_placeholder(shape=state, dtype=types.fp16)
     with Function(inputs, opset_version=ct.target.iOS18) as function:
-        outputs = body(dict(function.inputs))
+        with writing_in(MILOperations()):
+            outputs = body(dict(function.inputs))
         for name, variable in outputs.items():
             variable.set_name(name)
         function.set_outputs(list(outputs.values()))

@@ -1,6 +1,6 @@
 """The Core ML step model: drives a package's prefill and step functions through an injected engine.
 
-The functions' inputs, outputs and state are described in `ss_convert/coreml/interface.py`. Engines are
+The functions' inputs, outputs and state are described in `ss_convert/graph/interface.py`. Engines are
 Core ML itself on a Mac and the reference executor everywhere else.
 """
 

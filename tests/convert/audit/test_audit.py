@@ -20,7 +20,7 @@ from ss_convert.audit.placement import placement
 from ss_convert.audit.report import audit
 from ss_convert.audit.rules import RULES, hazards
 from ss_convert.command import main as ss_convert
-from ss_convert.coreml.convert import CoreMLOptions, write_package
+from ss_convert.coreml.convert import GraphOptions, write_package
 from ss_device.base_model import open_base
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
@@ -205,7 +205,7 @@ def decoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("decoder")
     base = make_tiny_base(folder / "base", dtype="float16", vocab_size=1200, num_hidden_layers=2)
     path = folder / "coreml" / "tiny.mlpackage"
-    options = CoreMLOptions(4, 4, 16, 6, weights="int4", embedding_weights="int8")
+    options = GraphOptions(4, 4, 16, 6, weights="int4", embedding_weights="int8")
     write_package(base.architecture, base.weights(), random_adapter(base, CONFIG), options, path)
     return path
 
@@ -248,7 +248,7 @@ def test_shared_mode_and_pruning_are_kinds_of_their_own(tmp_path):
     )
     adapter = random_adapter(base, config)
     path = tmp_path / "coreml" / "tiny.mlpackage"
-    write_package(base.architecture, base.weights(), adapter, CoreMLOptions(4, 3, 16, 6), path)
+    write_package(base.architecture, base.weights(), adapter, GraphOptions(4, 3, 16, 6), path)
     [package] = audit(path, "ane", DEVICE).packages
     lora = 2 * sum(a.size + b.size for a, b in adapter.lora.values())
     assert package.kinds["LoRA"] == lora and package.kinds["pruning head"] == 2 * 2 * 3 * 32

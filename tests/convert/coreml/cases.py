@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ss_convert.coreml.convert import CoreMLOptions, write_package
-from ss_convert.coreml.weights import ExportWeights
+from ss_convert.coreml.convert import GraphOptions, write_package
+from ss_convert.graph.weights import ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.config import SpeculativeConfig
@@ -37,7 +37,7 @@ class Pair:
     reference: ReferenceStepModel
 
 
-def make_pair(base: BaseFolder, config: SpeculativeConfig, options: CoreMLOptions, folder: Path) -> Pair:
+def make_pair(base: BaseFolder, config: SpeculativeConfig, options: GraphOptions, folder: Path) -> Pair:
     """Convert a random adapter with `config` and open it on both sides."""
     adapter = random_adapter(base, config)
     coreml = make_coreml(base, adapter, options, folder / "coreml" / "tiny.mlpackage")
@@ -52,7 +52,7 @@ def make_pair(base: BaseFolder, config: SpeculativeConfig, options: CoreMLOption
 
 
 def make_coreml(
-    base: BaseFolder, adapter: Adapter, options: CoreMLOptions, path: Path, dtype: str = "float32"
+    base: BaseFolder, adapter: Adapter, options: GraphOptions, path: Path, dtype: str = "float32"
 ) -> CoreMLStepModel:
     """Write a package and open it on the executor."""
     functions = write_package(base.architecture, base.weights(), adapter, options, path)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ss_convert.coreml.compression import Palettized, Quantized, compress
-from ss_convert.coreml.convert import CoreMLOptions, write_package
-from ss_convert.coreml.weight_format import largest_divisor
-from ss_convert.coreml.weights import BaseWeights
+from ss_convert.coreml.convert import GraphOptions, write_package
+from ss_convert.graph.compression import Palettized, Quantized, compress
+from ss_convert.graph.weight_format import largest_divisor
+from ss_convert.graph.weights import BaseWeights
 from ss_convert.stored_weights import decompressed_constants, stored_weights
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
@@ -75,7 +75,7 @@ def test_group_sizes_divide_what_is_grouped():
 def test_package_equals_the_reference_with_its_dequantized_weights(base, tmp_path, weights, embedding):
     config = SHARED if weights == "lut4" else CONFIG
     adapter = random_adapter(base, config)
-    options = CoreMLOptions(6, 4, 48, 8, weights=weights, embedding_weights=embedding)
+    options = GraphOptions(6, 4, 48, 8, weights=weights, embedding_weights=embedding)
     path = tmp_path / "coreml" / "tiny.mlpackage"
     functions = write_package(base.architecture, base.weights(), adapter, options, path)
     assert (functions.weights, functions.embedding_weights) == (weights, embedding)
@@ -94,7 +94,7 @@ def test_both_functions_share_the_compressed_weights(base, tmp_path):
     adapter = random_adapter(base, CONFIG)
     for weight_format in ("fp16", "int8"):
         path = tmp_path / weight_format / "tiny.mlpackage"
-        options = CoreMLOptions(4, 4, 16, 4, weights=weight_format, embedding_weights=weight_format)
+        options = GraphOptions(4, 4, 16, 4, weights=weight_format, embedding_weights=weight_format)
         write_package(base.architecture, base.weights(), adapter, options, path)
         sizes[weight_format] = (path / "Data/com.apple.CoreML/weights/weight.bin").stat().st_size
     matrices = sum(w.size for w in base.weights().values() if w.ndim == 2)
@@ -104,7 +104,7 @@ def test_both_functions_share_the_compressed_weights(base, tmp_path):
 
 
 def test_stored_weights_refuses_a_package_of_another_base(base, tmp_path):
-    options = CoreMLOptions(2, 2, 16, 4, weights="int8", embedding_weights="int8")
+    options = GraphOptions(2, 2, 16, 4, weights="int8", embedding_weights="int8")
     path = tmp_path / "c" / "tiny.mlpackage"
     write_package(base.architecture, base.weights(), random_adapter(base, CONFIG), options, path)
     assert load_package(path).weight_bytes > 0

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ss_convert.coreml.convert import CoreMLOptions
-from ss_convert.coreml.options import PRESETS
+from ss_convert.coreml.convert import GraphOptions
+from ss_convert.graph.options import PRESETS
 from ss_convert.stored_weights import stored_weights
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
@@ -65,7 +65,7 @@ def without_padding(monkeypatch):
 def test_every_graph_equals_the_reference(base, tmp_path, without_padding, name):
     config, graph, weights = GRAPHS[name]
     adapter = random_adapter(base, config)
-    options = CoreMLOptions(6, 4, CONTEXT, CHUNK, **graph, **weights)
+    options = GraphOptions(6, 4, CONTEXT, CHUNK, **graph, **weights)
     path = tmp_path / "coreml" / "tiny.mlpackage"
     coreml = make_coreml(base, adapter, options, path)
     dense = stored_weights(path, coreml.functions.step, base.weights(), base.architecture)
@@ -94,4 +94,4 @@ def _check_operations(step, options) -> None:
 def test_choices_that_do_not_exist_are_refused():
     for changes in ({"layout": "rows"}, {"attention": "flash"}, {"commit": "scatter"}, {"head_split": -1}):
         with pytest.raises(UserError, match=next(iter(changes))):
-            CoreMLOptions(**changes)
+            GraphOptions(**changes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from coremltools._deps.kmeans1d import cluster
 
-from ss_convert.coreml.lookup_tables import best_values, nearest
+from ss_convert.graph.lookup_tables import best_values, nearest
 
 RNG = np.random.default_rng(3)
 VALUES = {

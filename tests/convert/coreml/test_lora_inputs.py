@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ss_convert.coreml.convert import CoreMLOptions, write_package
+from ss_convert.coreml.convert import GraphOptions, write_package
 from ss_device.adapter_inputs import input_values, place_of
 from ss_device.config import paper_config, tensor_shapes
 from ss_device.reference.step_model import ReferenceStepModel
@@ -45,7 +45,7 @@ def test_adapters_of_one_pair_of_functions_equal_their_references(tmp_path, form
     # Ranks below, at and scales unlike what the functions were built with.
     configs = [settings(4, 8.0, **changes), settings(2, 6.0, **changes), settings(3, 1.5, **changes)]
     adapters = [random_adapter(base, config, seed) for seed, config in enumerate(configs)]
-    options = CoreMLOptions(6, kept, CONTEXT, 8, lora="inputs", lora_rank=RANK, **choices)
+    options = GraphOptions(6, kept, CONTEXT, 8, lora="inputs", lora_rank=RANK, **choices)
     path = tmp_path / "coreml" / "tiny.mlpackage"
     functions = write_package(base.architecture, base.weights(), adapters[0], options, path)
     assert (functions.prefill, functions.step) == ("adapter_prefill", "adapter_step")

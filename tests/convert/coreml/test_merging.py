@@ -11,8 +11,8 @@ from coremltools.models.utils import load_spec
 
 from ss_convert.coreml.convert import base_weights, build_programs
 from ss_convert.coreml.merging import WEIGHTS
-from ss_convert.coreml.options import CoreMLOptions
 from ss_convert.coreml.package import function_path, merge_functions, save_functions
+from ss_convert.graph.options import GraphOptions
 from ss_device.config import SpeculativeConfig
 from ss_executor import load_package
 from tests.tiny_models import make_tiny_base, random_adapter
@@ -26,7 +26,7 @@ def merged(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("merged")
     base = make_tiny_base(folder / "base", dtype="float16")
     weights, embedding = request.param
-    options = CoreMLOptions(4, 4, 16, 4, weights=weights, embedding_weights=embedding)
+    options = GraphOptions(4, 4, 16, 4, weights=weights, embedding_weights=embedding)
     stored = base_weights(base.architecture, base.weights(), options)
     adapter = random_adapter(base, SpeculativeConfig(num_streams=2, num_msa_layers=1))
     programs = build_programs(base.architecture, stored, adapter, options)

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 import ss_convert.coreml
-from ss_convert.coreml.convert import CoreMLOptions, write_package
-from ss_convert.coreml.interface import (
+from ss_convert.coreml.convert import GraphOptions, write_package
+from ss_convert.coreml.package import merge_functions
+from ss_convert.graph.interface import (
     function_names,
     num_slots,
     prefill_inputs,
     state_shape,
     step_inputs,
 )
-from ss_convert.coreml.package import merge_functions
-from ss_convert.coreml.tables import own_stream_mask, rotary_table
-from ss_convert.coreml.weights import ExportWeights, to_half
+from ss_convert.graph.tables import own_stream_mask, rotary_table
+from ss_convert.graph.weights import ExportWeights, to_half
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_device.tree import root_only
@@ -31,7 +31,7 @@ from tests.convert.coreml.cases import open_package, plain_text, prompt_ids
 from tests.tiny_models import make_tiny_base, random_adapter
 
 CONFIG = SpeculativeConfig(num_msa_layers=1, num_streams=2, bigram_rank=2)
-OPTIONS = CoreMLOptions(num_nodes=4, num_kept=3, context=24, chunk=6)
+OPTIONS = GraphOptions(num_nodes=4, num_kept=3, context=24, chunk=6)
 
 
 @pytest.fixture(scope="module")
@@ -179,14 +179,14 @@ def test_rotary_table_against_the_formula(base):
 )
 def test_options_that_cannot_be_are_refused(changes):
     with pytest.raises(UserError):
-        CoreMLOptions(**changes)
+        GraphOptions(**changes)
 
 
 def test_what_does_not_fit_is_refused_by_name(base, tmp_path):
     adapter, weights = random_adapter(base, CONFIG), base.weights()
     path = tmp_path / "t.mlpackage"
     with pytest.raises(UserError, match="context 512 exceeds the base model's 256 positions"):
-        write_package(base.architecture, weights, adapter, CoreMLOptions(), path)
+        write_package(base.architecture, weights, adapter, GraphOptions(), path)
     large = {**weights, "norm.weight": np.full(32, 1e5, np.float32)}
     with pytest.raises(UserError, match="norm.weight"):
         write_package(base.architecture, large, adapter, OPTIONS, path)
@@ -210,8 +210,8 @@ def test_function_names_are_identifiers(app, stem):
 
 
 def test_scratch_takes_a_step_or_an_overhanging_chunk():
-    assert num_slots(CoreMLOptions(4, 4, 24, 6)) == 30
-    assert num_slots(CoreMLOptions(8, 4, 24, 6)) == 32
+    assert num_slots(GraphOptions(4, 4, 24, 6)) == 30
+    assert num_slots(GraphOptions(8, 4, 24, 6)) == 32
 
 
 def test_the_exporter_needs_neither_torch_nor_mlx():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ss_convert.coreml import parts
-from ss_convert.coreml.compression import compress
-from ss_convert.coreml.convert import CoreMLOptions
-from ss_convert.coreml.options import PRESETS
-from ss_convert.coreml.weight_format import WEIGHT_FORMATS, stored_bytes
+from ss_convert.coreml.convert import GraphOptions
+from ss_convert.graph.compression import compress
+from ss_convert.graph.options import PRESETS
+from ss_convert.graph.weight_format import WEIGHT_FORMATS, stored_bytes
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_executor import load_package
@@ -50,7 +50,7 @@ def base(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_parts_equal_the_reference_and_one_package(base, tmp_path, case):
     config, kept, cuts, graph = CASES[case]
-    options = CoreMLOptions(6, kept, CONTEXT, CHUNK, cuts=cuts, **graph)
+    options = GraphOptions(6, kept, CONTEXT, CHUNK, cuts=cuts, **graph)
     pair = make_pair(base, config, options, tmp_path)
     depths = compare_steps(pair, prompt_ids(11), [6] * 6)
     assert max(depths) >= 1
@@ -76,7 +76,7 @@ def test_half_precision_gives_the_same_numbers_in_parts(base, tmp_path):
     """What passes from part to part is fp16 in any case, so nothing is rounded twice."""
     adapter, prompt = random_adapter(base, PLUS), prompt_ids(11)
     models = [
-        make_coreml(base, adapter, CoreMLOptions(6, 4, CONTEXT, CHUNK, cuts=cuts), path, "float16")
+        make_coreml(base, adapter, GraphOptions(6, 4, CONTEXT, CHUNK, cuts=cuts), path, "float16")
         for cuts, path in (((), tmp_path / "one/a.mlpackage"), ((1, 3), tmp_path / "three/a.mlpackage"))
     ]
     one, three = (model.prefill(prompt) for model in models)
@@ -89,7 +89,7 @@ def test_families_whose_parts_need_other_inputs(tmp_path, family, msa):
     """OPT's learned positions matter where streams start; Gemma's parts differ in their windows."""
     other = families.make_base(family, tmp_path / "base")
     config = SpeculativeConfig(num_msa_layers=msa, num_streams=2)
-    options = CoreMLOptions(5, 3, CONTEXT, CHUNK, cuts=(1, 2))
+    options = GraphOptions(5, 3, CONTEXT, CHUNK, cuts=(1, 2))
     pair = make_pair(other, config, options, tmp_path)
     assert max(compare_steps(pair, prompt_ids(9), [5] * 3)) >= 1
     first, *others = (link.step for link in pair.coreml.functions.chain)
@@ -99,7 +99,7 @@ def test_families_whose_parts_need_other_inputs(tmp_path, family, msa):
 
 @pytest.mark.parametrize("cuts", [(0,), (LAYERS,), (2, 2), (3, 1)])
 def test_cuts_outside_the_layers_are_refused(base, tmp_path, cuts):
-    options = CoreMLOptions(6, 6, CONTEXT, CHUNK, cuts=cuts)
+    options = GraphOptions(6, 6, CONTEXT, CHUNK, cuts=cuts)
     with pytest.raises(UserError, match="must ascend between layers 1 and 3"):
         make_coreml(base, random_adapter(base, PLUS), options, tmp_path / "coreml/a.mlpackage")
 
@@ -120,7 +120,7 @@ def test_stored_bytes_are_what_compression_leaves(weight_format, shape):
 
 def test_cuts_make_files_even_and_keep_them_small(base, monkeypatch):
     adapter = random_adapter(base, PLUS)
-    options = CoreMLOptions(6, 4, CONTEXT, CHUNK)
+    options = GraphOptions(6, 4, CONTEXT, CHUNK)
 
     def chosen(count):
         return parts.choose_cuts(base.architecture, [adapter], options, count)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ss_convert.coreml import streams, tables
-from ss_convert.coreml.convert import CoreMLOptions
-from ss_convert.coreml.options import PRESETS
+from ss_convert.coreml.convert import GraphOptions
+from ss_convert.graph.options import PRESETS
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
@@ -39,26 +39,26 @@ STREAM_PLUS = {
 LORA = {"lora_rank": 4, "lora_alpha": 8.0}
 
 CASES = {
-    "paper": (paper_config(num_msa_layers=2), CoreMLOptions(8, 8, CONTEXT, CHUNK)),
+    "paper": (paper_config(num_msa_layers=2), GraphOptions(8, 8, CONTEXT, CHUNK)),
     "ss+, pruned over the draft": (
         SpeculativeConfig(num_msa_layers=2, num_streams=3, **STREAM_PLUS),
-        CoreMLOptions(9, 5, CONTEXT, CHUNK),
+        GraphOptions(9, 5, CONTEXT, CHUNK),
     ),
     "all layers MSA, adapter with stream LoRA, pruned over the vocabulary": (
         SpeculativeConfig(num_msa_layers=3, stream_lora_rank=4, stream_lora_alpha=4.0),
-        CoreMLOptions(8, 4, CONTEXT, 16, "vocabulary"),
+        GraphOptions(8, 4, CONTEXT, 16, "vocabulary"),
     ),
     "values turned in place of embeddings, f": (
         SpeculativeConfig(num_msa_layers=2, num_streams=3, value_rotation=0.5, stream_init_rank=2),
-        CoreMLOptions(8, 5, CONTEXT, CHUNK),
+        GraphOptions(8, 5, CONTEXT, CHUNK),
     ),
     "shared": (
         paper_config("shared", num_msa_layers=2, **LORA),
-        CoreMLOptions(7, 4, CONTEXT, CHUNK),
+        GraphOptions(7, 4, CONTEXT, CHUNK),
     ),
     "shared, main attends streams": (
         paper_config("shared", num_msa_layers=2, main_attends_streams=True, **LORA),
-        CoreMLOptions(8, 5, CONTEXT, CHUNK),
+        GraphOptions(8, 5, CONTEXT, CHUNK),
     ),
 }
 
@@ -105,7 +105,7 @@ def test_untied_head_and_other_sizes(tmp_path):
         rope_theta=500.0,
     )
     config = SpeculativeConfig(num_streams=2, num_msa_layers=1)
-    pair = make_pair(base, config, CoreMLOptions(6, 3, CONTEXT, 5), tmp_path)
+    pair = make_pair(base, config, GraphOptions(6, 3, CONTEXT, 5), tmp_path)
     compare_steps(pair, prompt_ids(13), [6] * 8)
 
 
@@ -177,7 +177,7 @@ SAMPLING_FORMS = {
 
 @pytest.fixture(scope="module", params=SAMPLING_FORMS)
 def sampling(request, base, tmp_path_factory) -> Pair:
-    options = CoreMLOptions(8, 5, CONTEXT, CHUNK, sampling=True, **SAMPLING_FORMS[request.param])
+    options = GraphOptions(8, 5, CONTEXT, CHUNK, sampling=True, **SAMPLING_FORMS[request.param])
     return make_pair(base, CASES["paper"][0], options, tmp_path_factory.mktemp("sampling"))
 
 

@@ -6,7 +6,7 @@
     /// per package.
     ///
     /// A commit is lazy: it is remembered here and carried out at the start of the next step call
-    /// (`ss_convert/coreml/interface.py`).
+    /// (`ss_convert/graph/interface.py`).
     public final class CoreMLStepModel: StepModel {
         public let limits: StepLimits
         public var wantsLogits = false

@@ -7,7 +7,7 @@
         import CoreVideo
     #endif
 
-    /// fp16 bit patterns of the additive mask (`ss_convert/coreml/interface.py`): 0 shows a slot, -10⁴ hides it.
+    /// fp16 bit patterns of the additive mask (`ss_convert/graph/interface.py`): 0 shows a slot, -10⁴ hides it.
     enum AdditiveMask {
         static let visible: UInt16 = 0
         static let hidden: UInt16 = 0xf0e2

@@ -17,7 +17,7 @@
         }
     }
 
-    /// The inputs of a step function (`ss_convert/coreml/interface.py`), in memory that every step reuses.
+    /// The inputs of a step function (`ss_convert/graph/interface.py`), in memory that every step reuses.
     package final class StepInputs {
         package let features: any MLFeatureProvider
         private let size: Int

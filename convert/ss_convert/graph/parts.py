@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ss_convert.coreml.options import CoreMLOptions
-from ss_convert.coreml.weight_format import TABLES, stored_bytes, weight_format_of
+from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.weight_format import TABLES, stored_bytes, weight_format_of
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
@@ -74,7 +74,7 @@ LARGEST_FILE = 950_000_000
 def choose_cuts(
     architecture: Architecture,
     adapters: Sequence[Adapter],
-    options: CoreMLOptions,
+    options: GraphOptions,
     parts: int | str,
 ) -> tuple[int, ...]:
     """Cuts of `parts` parts whose largest file is smallest; `auto`: as few parts as stay under 1 GB.
@@ -118,7 +118,7 @@ class _Sizes:
         self,
         architecture: Architecture,
         adapters: Sequence[Adapter],
-        options: CoreMLOptions,
+        options: GraphOptions,
     ) -> None:
         formats = (options.weights, options.embedding_weights)
         shapes = architecture.weight_shapes()

@@ -10,27 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from coremltools.converters.mil import Builder as mb
 
-from ss_convert.coreml.attention import for_attention, fused_attention, is_fused
-from ss_convert.coreml.compression import constant, num_rows, row_parts
-from ss_convert.coreml.layout import LAYOUTS
-from ss_convert.coreml.layout import slices as split
-from ss_convert.coreml.options import CoreMLOptions
-from ss_convert.coreml.parts import Part, whole
-from ss_convert.coreml.tables import RotaryTable
-from ss_convert.coreml.weights import ExportWeights
+from ss_convert.graph.attention import for_attention, fused_attention, is_fused
+from ss_convert.graph.compression import num_rows, row_parts
+from ss_convert.graph.layout import LAYOUTS
+from ss_convert.graph.layout import slices as split
+from ss_convert.graph.operations import number, op
+from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.parts import Part, whole
+from ss_convert.graph.tables import RotaryTable
+from ss_convert.graph.weights import ExportWeights
 from ss_device import lora_names
 from ss_device.architecture import Architecture, block_of
 
 # Adds something to a projection's output: (layer, name, input rows, output rows) → output rows.
 Correction = Callable[[int, str, object, object], object]
-ACTIVATIONS = {
-    "silu": mb.silu,
-    "gelu": lambda x: mb.gelu(x=x, mode="EXACT"),
-    "gelu_tanh": lambda x: mb.gelu(x=x, mode="TANH_APPROXIMATION"),
-    "relu": mb.relu,
-}
 
 
 @dataclass(frozen=True)
@@ -61,10 +55,10 @@ class Decoder:
         self,
         architecture: Architecture,
         weights: ExportWeights,
-        options: CoreMLOptions | None = None,
+        options: GraphOptions | None = None,
         part: Part | None = None,
     ) -> None:
-        options = options or CoreMLOptions()
+        options = options or GraphOptions()
         self.part = part or whole(architecture)
         self.architecture = for_attention(architecture, options.attention)
         self.weights = weights
@@ -76,13 +70,13 @@ class Decoder:
     def constant(self, name: str, value: Callable[[], np.ndarray]):
         """A named constant, made when first asked for."""
         if name not in self._constants:
-            self._constants[name] = mb.const(val=value(), name=name.replace(".", "_"))
+            self._constants[name] = op.constant(value(), name.replace(".", "_"))
         return self._constants[name]
 
     def weight(self, name: str):
         """A base weight as it is stored, decompressed where it is compressed."""
         if name not in self._constants:
-            self._constants[name] = constant(name.replace(".", "_"), self.weights.stored(name))
+            self._constants[name] = op.weight(name.replace(".", "_"), self.weights.stored(name))
         return self._constants[name]
 
     def matrix(self, name: str):
@@ -90,34 +84,34 @@ class Decoder:
         key = f"{name}, for products"
         if key not in self._constants:
             stored = self.weights.stored(name)
-            self._constants[key] = constant(name.replace(".", "_"), stored, self.layout.trailing)
+            self._constants[key] = op.weight(name.replace(".", "_"), stored, self.layout.trailing)
         return self._constants[key]
 
     def _table_rows(self, name: str, indices):
         """Rows of embedding or head [n, h], from the constant that products use."""
-        rows = mb.gather(x=self.matrix(name), indices=indices, axis=0)
-        return mb.squeeze(x=rows, axes=[2, 3]) if self.layout.trailing else rows
+        rows = op.gather(self.matrix(name), indices=indices, axis=0)
+        return op.squeeze(rows, axes=[2, 3]) if self.layout.trailing else rows
 
     def embed(self, tokens, positions):
         """Token ids and positions [n] → rows, with their scale and learned positions."""
         rows = self._table_rows("embed.weight", tokens)
         rows = times(rows, self.architecture.embedding_scale)
         if self.architecture.positions == "learned":
-            rows = mb.add(x=rows, y=self.learned(positions))
+            rows = op.add(rows, self.learned(positions))
         return self.layout.enter(rows)
 
     def learned(self, positions):
         """Rows of the learned positions [n] → [n, h]; beyond the table's end its last row."""
         a = self.architecture
-        last = mb.minimum(x=positions, y=np.int32(a.max_positions - 1))
-        index = mb.add(x=last, y=np.int32(a.position_offset))
-        return mb.gather(x=self.weight("positions.weight"), indices=index, axis=0)
+        last = op.minimum(positions, np.int32(a.max_positions - 1))
+        index = op.add(last, np.int32(a.position_offset))
+        return op.gather(self.weight("positions.weight"), indices=index, axis=0)
 
     def head(self, rows):
         """Final-normed rows → logits [n, V]; a big vocabulary in parts of `head_split`."""
         parts = self._head_parts()
         logits = [self.layout.leave(self.layout.product(rows, *part)) for part in parts]
-        out = logits[0] if len(logits) == 1 else mb.concat(values=logits, axis=1)
+        out = logits[0] if len(logits) == 1 else op.concat(logits, axis=1)
         return soft_cap(out, self.architecture.logit_softcap)
 
     def _head_parts(self) -> list[tuple]:
@@ -134,7 +128,7 @@ class Decoder:
             return [(self.matrix(name), bias)]
         return [
             (
-                constant(f"head_part_{start}", part, layout.trailing),
+                op.weight(f"head_part_{start}", part, layout.trailing),
                 None if bias is None else bias[start : start + num_rows(part)],
             )
             for start, part in row_parts(self.weights.stored(name), self._head_split)
@@ -143,9 +137,9 @@ class Decoder:
     def head_at(self, rows, tokens):
         """Final-normed rows → their logits of some tokens [m] alone: [n, m]."""
         columns = self._table_rows(self._head, tokens)
-        out = mb.matmul(x=self.layout.leave(rows), y=columns, transpose_y=True)
+        out = op.matmul(self.layout.leave(rows), columns, transpose_y=True)
         if self.architecture.head_bias:
-            out = mb.add(x=out, y=mb.gather(x=self.weight("head.bias"), indices=tokens, axis=0))
+            out = op.add(out, op.gather(self.weight("head.bias"), indices=tokens, axis=0))
         return soft_cap(out, self.architecture.logit_softcap)
 
     @property
@@ -160,24 +154,18 @@ class Decoder:
 
     def _layer_norm(self, rows, name: str):
         beta = self.weight(f"{name}.bias") if self.architecture.norm_bias else None
-        gain, eps = self._gain(name), np.float16(self.architecture.norm_eps)
-        gamma = self.constant(f"{name}.gain", lambda: gain)
-        axis = self.layout.feature_axis
-        return mb.layer_norm(x=rows, axes=[axis], gamma=gamma, beta=beta, epsilon=eps)
+        gain = self.constant(f"{name}.gain", lambda: self._gain(name))
+        return op.layer_norm(rows, self.layout.feature_axis, gain, beta, self.architecture.norm_eps)
 
     def rms_norm(self, rows, name: str, axis: int = -1):
-        """RMSNorm over `axis` as LayerNorm of [x, -x]: its mean is zero, and no square overflows fp16."""
-        gain = self.constant(f"{name}.pair", lambda: np.tile(self._gain(name), 2))
-        pair = mb.concat(values=[rows, mb.mul(x=rows, y=np.float16(-1))], axis=axis)
-        normed = mb.layer_norm(
-            x=pair, axes=[axis], gamma=gain, epsilon=np.float16(self.architecture.norm_eps)
-        )
-        return split(normed, [rows.shape[axis]] * 2, axis)[0]
+        """RMSNorm over `axis`."""
+        gain = self.constant(f"{name}.pair", lambda: op.rms_gain(self._gain(name)))
+        return op.rms_norm(rows, axis, gain, self.architecture.norm_eps)
 
     def _gain(self, name: str) -> np.ndarray:
         gain = self.weights.base(f"{name}.weight")
         offset = self.architecture.norm_offset
-        return (gain.astype(np.float32) + np.float32(offset)).astype(np.float16) if offset else gain
+        return (gain.astype(np.float32) + np.float32(offset)).astype(op.float_dtype) if offset else gain
 
     def project(self, layer: int, name: str, rows, correction: Correction | None = None):
         """A layer's linear projection `q k v o gate up down` of rows with `in` features."""
@@ -185,7 +173,7 @@ class Decoder:
         bias = self.weight(f"{path}.bias") if name in self.architecture.biases else None
         out = self.layout.product(rows, self.matrix(f"{path}.weight"), bias)
         if (lora := self.weights.lora(path)) is not None:
-            out = mb.add(x=out, y=self.low_rank(lora_names.PREFIX + path, rows, *lora))
+            out = op.add(out, self.low_rank(lora_names.PREFIX + path, rows, *lora))
         return out if correction is None else correction(layer, name, rows, out)
 
     def keys_values(self, layer: int, normed, rotary, correction: Correction | None = None):
@@ -216,8 +204,8 @@ class Decoder:
         v = v if turn is None else turn(v)
         attended = (
             self.queries(layer, normed, view.rotary, correction),
-            mb.concat(values=[past[0], k], axis=1),
-            mb.concat(values=[past[1], v], axis=1),
+            op.concat([past[0], k], axis=1),
+            op.concat([past[1], v], axis=1),
             view.mask,
         )
         if self._fused:
@@ -242,13 +230,13 @@ class Decoder:
         second = self.constant(f"{name}.up", lambda: factor.reshape(factor.shape + ones))
         out = self.layout.product(self.layout.product(rows, first), second)
         # A scale that is no power of two would round every weight; rounding the scale alone is closer.
-        return out if exact else mb.mul(x=out, y=np.float16(scale))
+        return out if exact else op.mul(out, number(scale))
 
     def _low_rank_of_inputs(self, rows, down, up, scale):
         """The same as matrix products: a convolution wants constant weights. scale: input or number."""
-        inner = mb.matmul(x=self.layout.leave(rows), y=down, transpose_y=True)
-        out = mb.matmul(x=inner, y=up, transpose_y=True)
-        out = times(out, scale) if isinstance(scale, float) else mb.mul(x=out, y=scale)
+        inner = op.matmul(self.layout.leave(rows), down, transpose_y=True)
+        out = op.matmul(inner, up, transpose_y=True)
+        out = times(out, scale) if isinstance(scale, float) else op.mul(out, scale)
         return self.layout.enter(out)
 
     def post_norm(self, rows, name: str):
@@ -258,36 +246,43 @@ class Decoder:
     def add_blocks(self, layer: int, rows, normed, attended, feed_forward):
         """Residual rows plus attention's output plus `feed_forward` (of normed rows)."""
         if self.architecture.parallel_residual:
-            return mb.add(x=mb.add(x=rows, y=attended), y=feed_forward(normed))
-        rows = mb.add(x=rows, y=attended)
-        return mb.add(x=rows, y=feed_forward(self.norm(rows, f"layers.{layer}.mlp_norm")))
+            return op.add(op.add(rows, attended), feed_forward(normed))
+        rows = op.add(rows, attended)
+        return op.add(rows, feed_forward(self.norm(rows, f"layers.{layer}.mlp_norm")))
 
     def mlp(self, layer: int, normed, correction: Correction | None = None):
         """The feed-forward block of normed rows [n, h] → [n, h]."""
         gated = self.architecture.gated_mlp
         inner = self.project(layer, "gate" if gated else "up", normed, correction)
-        inner = ACTIVATIONS[self.architecture.activation](x=inner)
+        inner = activated(self.architecture.activation, inner)
         if gated:
-            inner = mb.mul(x=inner, y=self.project(layer, "up", normed, correction))
+            inner = op.mul(inner, self.project(layer, "up", normed, correction))
         out = self.project(layer, "down", inner, correction)
         return self.post_norm(out, f"layers.{layer}.mlp_post_norm")
+
+
+def activated(activation: str, x):
+    """The activation of a feed-forward block."""
+    if activation.startswith("gelu"):
+        return op.gelu(x, "EXACT" if activation == "gelu" else "TANH_APPROXIMATION")
+    return op.silu(x) if activation == "silu" else op.relu(x)
 
 
 def times(x, scale: float):
     """x · scale, in two terms where fp16 does not hold the scale."""
     if scale == 1.0:
         return x
-    high = np.float16(scale)
-    low = np.float16(scale - float(high))
-    out = mb.mul(x=x, y=high)
-    return out if low == 0 else mb.add(x=out, y=mb.mul(x=x, y=low))
+    high = number(scale)
+    low = number(scale - float(high)) if op.float_dtype is np.float16 else 0
+    out = op.mul(x, high)
+    return out if low == 0 else op.add(out, op.mul(x, low))
 
 
 def soft_cap(x, cap: float | None):
     """cap · tanh(x / cap)."""
     if cap is None:
         return x
-    return mb.mul(x=mb.tanh(x=mb.real_div(x=x, y=np.float16(cap))), y=np.float16(cap))
+    return op.mul(op.tanh(op.real_div(x, number(cap))), number(cap))
 
 
 def gather_rotary(table: RotaryTable, positions):
@@ -296,12 +291,12 @@ def gather_rotary(table: RotaryTable, positions):
     The query half carries the queries' scale, so that no rounded scale constant is needed. The first
     half of each sine is negated: rotate(x) = x·cos + swap_halves(x)·sine.
     """
-    rows = mb.gather(x=table.values, indices=positions, axis=0)
+    rows = op.gather(table.values, indices=positions, axis=0)
     cosine, sine = split(rows, [rows.shape[1] // 2] * 2, axis=1)
-    negated = mb.mul(x=sine, y=np.float32(-1))
-    keys = mb.concat(values=[cosine, cosine, negated, sine], axis=1)
-    both = mb.concat(values=[mb.mul(x=keys, y=table.scale), keys], axis=1)
-    return mb.cast(x=both, dtype="fp16")
+    negated = op.mul(sine, np.float32(-1))
+    keys = op.concat([cosine, cosine, negated, sine], axis=1)
+    both = op.concat([op.mul(keys, table.scale), keys], axis=1)
+    return op.to_float(both)
 
 
 def gather_tables(tables: dict, positions) -> dict:
@@ -324,10 +319,10 @@ def rotate(heads, cos, sin, scale: float = 1.0):
     half = rotated // 2
     rest = [] if rotated == width else [split(heads, [rotated, width - rotated], axis=2)[1]]
     first, second = split(heads, [half, half], axis=2)
-    turned = heads if not rest else mb.concat(values=[first, second], axis=-1)
-    swapped = mb.concat(values=[second, first], axis=-1)
-    turned = mb.add(x=mb.mul(x=turned, y=cos), y=mb.mul(x=swapped, y=sin))
-    return turned if not rest else mb.concat(values=[turned, times(rest[0], scale)], axis=-1)
+    turned = heads if not rest else op.concat([first, second], axis=-1)
+    swapped = op.concat([second, first], axis=-1)
+    turned = op.add(op.mul(turned, cos), op.mul(swapped, sin))
+    return turned if not rest else op.concat([turned, times(rest[0], scale)], axis=-1)
 
 
 def attend(queries, keys, values, mask, cap: float | None = None):
@@ -339,8 +334,8 @@ def attend(queries, keys, values, mask, cap: float | None = None):
     heads, n, d = queries.shape
     groups, slots, _ = keys.shape
     stacked = [groups, heads // groups * n, d]
-    scores = mb.matmul(x=mb.reshape(x=queries, shape=stacked), y=keys, transpose_y=True)
-    scores = soft_cap(mb.reshape(x=scores, shape=[heads, n, slots]), cap)
-    scores = mb.add(x=scores, y=mask)
-    weights = mb.reshape(x=mb.softmax(x=scores, axis=-1), shape=[*stacked[:2], slots])
-    return mb.reshape(x=mb.matmul(x=weights, y=values), shape=[heads, n, d])
+    scores = op.matmul(op.reshape(queries, shape=stacked), keys, transpose_y=True)
+    scores = soft_cap(op.reshape(scores, shape=[heads, n, slots]), cap)
+    scores = op.add(scores, mask)
+    weights = op.reshape(op.softmax(scores, axis=-1), shape=[*stacked[:2], slots])
+    return op.reshape(op.matmul(weights, values), shape=[heads, n, d])

@@ -1,10 +1,10 @@
-"""CoreMLOptions: the sizes a Core ML package is built for and the choices of its graph."""
+"""GraphOptions: the sizes a Core ML package is built for and the choices of its graph."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ss_convert.coreml.weight_format import WEIGHT_FORMATS
+from ss_convert.graph.weight_format import WEIGHT_FORMATS
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.config import PRUNE_OVER
@@ -22,7 +22,7 @@ CHOICES = {
 }
 # What a package says of its graph beside sizes and weights.
 GRAPH_CHOICES = ("preset", "layout", "attention", "head_split", "commit", "pad_state")
-# Choices that suit an engine (docs/platform.md, Neural Engine); the defaults of CoreMLOptions suit both.
+# Choices that suit an engine (docs/platform.md, Neural Engine); the defaults of GraphOptions suit both.
 PRESETS = {
     "ane": {
         "layout": "conv",
@@ -42,7 +42,7 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class CoreMLOptions:
+class GraphOptions:
     """Sizes of the functions (docs/method.md, One decoding step) and how they are built.
 
     num_nodes N: rows of a step; num_kept K: nodes left after pruning (K = N: none); context C: cached

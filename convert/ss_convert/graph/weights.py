@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ss_convert.coreml.compression import Stored, compress
-from ss_convert.coreml.weight_format import weight_format_of
+from ss_convert.graph.compression import Stored, compress
+from ss_convert.graph.weight_format import weight_format_of
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.base_model import check_shapes

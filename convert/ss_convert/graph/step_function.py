@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from coremltools.converters.mil import Builder as mb
 
-from ss_convert.coreml.cache import Cache, stack_rows
-from ss_convert.coreml.layers import Decoder, View, gather_tables, split_rotary
-from ss_convert.coreml.options import CoreMLOptions
-from ss_convert.coreml.parts import split_layers
-from ss_convert.coreml.prefill_function import plain_layer
-from ss_convert.coreml.streams import StreamLayers
-from ss_convert.coreml.tables import stream_offsets
-from ss_convert.coreml.tree import (
+from ss_convert.graph.cache import Cache, stack_rows
+from ss_convert.graph.layers import Decoder, View, gather_tables, split_rotary
+from ss_convert.graph.operations import op
+from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.parts import split_layers
+from ss_convert.graph.prefill_function import plain_layer
+from ss_convert.graph.streams import StreamLayers
+from ss_convert.graph.tables import stream_offsets
+from ss_convert.graph.tree import (
     Nodes,
     accepted_row,
     keep_nodes,
@@ -53,7 +53,7 @@ class _Tree:
 
 
 def build_step(
-    decoder: Decoder, config: SpeculativeConfig, options: CoreMLOptions, rotary_tables: dict, inputs: dict
+    decoder: Decoder, config: SpeculativeConfig, options: GraphOptions, rotary_tables: dict, inputs: dict
 ) -> dict:
     """The function's body; `inputs` as in `interface.step_inputs`, plus `kv_cache`. → outputs by name.
 
@@ -75,10 +75,10 @@ def build_step(
     if part.is_last:
         return _outputs(layers, options, inputs, tree, selection, rows)
     passed = {"hidden": decoder.layout.leave(rows)}
-    return passed | ({"kept": mb.cast(x=tree.nodes.ids, dtype="int32")} if options.prunes else {})
+    return passed | ({"kept": op.to_int(tree.nodes.ids)} if options.prunes else {})
 
 
-def _committed_cache(decoder: Decoder, options: CoreMLOptions, inputs: dict, first_msa_layer: int) -> Cache:
+def _committed_cache(decoder: Decoder, options: GraphOptions, inputs: dict, first_msa_layer: int) -> Cache:
     """The cache, the rows that the previous step accepted moved to their slots."""
     cache = Cache(inputs["kv_cache"], decoder.architecture, decoder.part, options.context, options.commit)
     committed = (inputs.get("commit_nodes"), inputs.get("commit_rows"))
@@ -87,11 +87,11 @@ def _committed_cache(decoder: Decoder, options: CoreMLOptions, inputs: dict, fir
 
 
 def _read_tree(
-    config: SpeculativeConfig, options: CoreMLOptions, rotary_tables: dict, inputs: dict, has_streams: bool
+    config: SpeculativeConfig, options: GraphOptions, rotary_tables: dict, inputs: dict, has_streams: bool
 ) -> _Tree:
     """The tree that the inputs describe; has_streams: whether the part has MSA layers."""
     positions = inputs.get("positions")
-    tokens = mb.squeeze(x=inputs["tokens"], axes=[0]) if "tokens" in inputs else None
+    tokens = op.squeeze(inputs["tokens"], axes=[0]) if "tokens" in inputs else None
     nodes = read_nodes(inputs, options.num_nodes, options.context)
     return _Tree(
         tokens=tokens,
@@ -123,10 +123,10 @@ def _lower_layers(decoder: Decoder, layers: range, inputs: dict, tree: _Tree, ca
 def _node_mask(inputs: dict, nodes: Nodes, window: int | None):
     if window is None:
         return inputs["mask"]
-    return mb.concat(values=[nodes.mask_prefix, nodes.mask_nodes], axis=1)
+    return op.concat([nodes.mask_prefix, nodes.mask_nodes], axis=1)
 
 
-def _selection(layers: StreamLayers, options: CoreMLOptions, inputs: dict, tree: _Tree, hidden):
+def _selection(layers: StreamLayers, options: GraphOptions, inputs: dict, tree: _Tree, hidden):
     """One-hot [K, N] of the nodes that early-exit pruning keeps, here or in an earlier part."""
     if _starts_streams(layers):
         return kept_selection(layers.decoder, layers.config, options, hidden, tree.tokens, tree.nodes)
@@ -155,18 +155,18 @@ def _upper_layers(
 
 
 def _outputs(
-    layers: StreamLayers, options: CoreMLOptions, inputs: dict, tree: _Tree, selection, rows
+    layers: StreamLayers, options: GraphOptions, inputs: dict, tree: _Tree, selection, rows
 ) -> dict:
     """What the whole function returns, from the rows behind the last layer."""
     decoder, nodes = layers.decoder, tree.nodes
     logits = decoder.head(decoder.norm(layers.main_rows(rows), "norm"))
-    chosen = mb.reduce_argmax(x=logits, axis=-1, keep_dims=False)
+    chosen = op.reduce_argmax(logits, axis=-1)
     accepted = accepted_row(tree.tokens, nodes, selection, chosen)
     outputs = {"logits": logits} if options.sampling else {}
     return outputs | {
         "kept": _kept_ids(nodes, selection, inputs["parents"]),
         "chosen": chosen,
-        "accepted": mb.cast(x=row_sums(mb.mul(x=accepted, y=nodes.ids)), dtype="int32"),
+        "accepted": op.to_int(row_sums(op.mul(accepted, nodes.ids))),
         "stream_logits": _stream_logits(decoder, layers, rows, None if options.sampling else accepted),
     }
 
@@ -174,7 +174,7 @@ def _outputs(
 def _stream_positions(positions, config: SpeculativeConfig):
     """int32 [N·γ]: positions of all nodes' streams, node by node."""
     offsets = stream_offsets(config)[None]
-    return mb.reshape(x=mb.add(x=mb.expand_dims(x=positions, axes=[1]), y=offsets), shape=[-1])
+    return op.reshape(op.add(op.expand_dims(positions, axes=[1]), offsets), shape=[-1])
 
 
 def _stream_tables(tables: dict, positions, config: SpeculativeConfig) -> dict:
@@ -191,7 +191,7 @@ def _with_streams(rotary: dict, ahead: dict, config: SpeculativeConfig, selectio
     def joined(nodes, streams):
         # Selected as rotary rows rather than as positions, which fp16 holds exactly only up to 2048.
         values = [select(selection, nodes), _select_streams(streams, config, selection)]
-        return mb.concat(values=values, axis=0)
+        return op.concat(values, axis=0)
 
     done = {id(rows): joined(rows, ahead[w]) for w, rows in rotary.items() if rows is not None}
     return {window: done.get(id(rows)) for window, rows in rotary.items()}
@@ -202,18 +202,18 @@ def _position_step(decoder: Decoder, positions, config: SpeculativeConfig, selec
     if decoder.architecture.positions != "learned":
         return None
     there = decoder.learned(_stream_positions(positions, config))
-    here = mb.expand_dims(x=decoder.learned(positions), axes=[1])
+    here = op.expand_dims(decoder.learned(positions), axes=[1])
     width = there.shape[1]
-    there = mb.reshape(x=there, shape=[-1, config.num_streams, width])
-    step = mb.reshape(x=mb.sub(x=there, y=here), shape=[-1, width])
+    there = op.reshape(there, shape=[-1, config.num_streams, width])
+    step = op.reshape(op.sub(there, here), shape=[-1, width])
     return _select_streams(step, config, selection)
 
 
 def _select_streams(rows, config: SpeculativeConfig, selection):
     """Rows [N·γ, w] of all nodes' streams → [K·γ, w] of the kept ones."""
     width = rows.shape[1]
-    by_node = mb.reshape(x=rows, shape=[-1, config.num_streams * width])
-    return mb.reshape(x=select(selection, by_node), shape=[-1, width])
+    by_node = op.reshape(rows, shape=[-1, config.num_streams * width])
+    return op.reshape(select(selection, by_node), shape=[-1, width])
 
 
 def _stream_logits(decoder: Decoder, layers: StreamLayers, rows, accepted):
@@ -224,14 +224,14 @@ def _stream_logits(decoder: Decoder, layers: StreamLayers, rows, accepted):
     gamma, streams = layers.config.num_streams, layers.stream_rows(rows)
     kept, width = streams.shape
     if accepted is not None:
-        streams = mb.matmul(x=accepted, y=streams)
-    streams = mb.reshape(x=streams, shape=[-1, width // gamma])
+        streams = op.matmul(accepted, streams)
+    streams = op.reshape(streams, shape=[-1, width // gamma])
     logits = decoder.head(decoder.norm(decoder.layout.enter(streams), "norm"))
-    return logits if accepted is not None else mb.reshape(x=logits, shape=[kept, gamma, -1])
+    return logits if accepted is not None else op.reshape(logits, shape=[kept, gamma, -1])
 
 
 def _kept_ids(kept: Nodes, selection, parents):
     if selection is not None:
-        return mb.cast(x=kept.ids, dtype="int32")
+        return op.to_int(kept.ids)
     # Without pruning the ids are constant, and a function must not return a constant.
-    return mb.add(x=mb.mul(x=parents, y=np.int32(0)), y=np.arange(kept.count, dtype=np.int32))
+    return op.add(op.mul(parents, np.int32(0)), np.arange(kept.count, dtype=np.int32))

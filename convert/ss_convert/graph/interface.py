@@ -59,8 +59,8 @@ from __future__ import annotations
 
 import re
 
-from ss_convert.coreml.options import CoreMLOptions
-from ss_convert.coreml.parts import Part
+from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.parts import Part
 from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig
 
@@ -78,24 +78,24 @@ def function_names(app: str) -> tuple[str, str]:
     return f"{stem}_prefill", f"{stem}_step"
 
 
-def functions_of(app: str, options: CoreMLOptions) -> tuple[str, str]:
+def functions_of(app: str, options: GraphOptions) -> tuple[str, str]:
     """Names of the functions that run an application: its own, or those that all adapters are inputs of."""
     return function_names("adapter" if options.lora == "inputs" else app)
 
 
-def num_slots(options: CoreMLOptions) -> int:
+def num_slots(options: GraphOptions) -> int:
     """Slots of the state: the context and scratch room for a step or an overhanging chunk."""
     return options.context + max(options.num_nodes, options.chunk)
 
 
-def state_shape(architecture: Architecture, options: CoreMLOptions) -> tuple[int, int, int, int]:
+def state_shape(architecture: Architecture, options: GraphOptions) -> tuple[int, int, int, int]:
     """(2·L, n_kv, C + max(N, T), head_dim), head_dim rounded up to a multiple of 32 with `pad_state`."""
     a = architecture
     width = -(-a.head_dim // STATE_MULTIPLE) * STATE_MULTIPLE if options.pad_state else a.head_dim
     return 2 * a.num_layers, a.num_kv_heads, num_slots(options), width
 
 
-def prefill_inputs(options: CoreMLOptions) -> Shapes:
+def prefill_inputs(options: GraphOptions) -> Shapes:
     """Name → (dtype, shape) of the prefill function's inputs."""
     chunk = options.chunk
     return {
@@ -105,7 +105,7 @@ def prefill_inputs(options: CoreMLOptions) -> Shapes:
     }
 
 
-def step_inputs(config: SpeculativeConfig, options: CoreMLOptions) -> Shapes:
+def step_inputs(config: SpeculativeConfig, options: GraphOptions) -> Shapes:
     """Name → (dtype, shape) of the step function's inputs."""
     n = options.num_nodes
     shapes: Shapes = {
@@ -127,12 +127,12 @@ def step_inputs(config: SpeculativeConfig, options: CoreMLOptions) -> Shapes:
 WIRES = {"previous_hidden": "hidden", "previous_kept": "kept"}
 
 
-def part_state_shape(architecture: Architecture, options: CoreMLOptions, part: Part) -> tuple[int, ...]:
+def part_state_shape(architecture: Architecture, options: GraphOptions, part: Part) -> tuple[int, ...]:
     """(2·layers, n_kv, slots, head_dim) of the part's state."""
     return 2 * len(part.layers), *state_shape(architecture, options)[1:]
 
 
-def part_prefill_inputs(architecture: Architecture, options: CoreMLOptions, part: Part) -> Shapes:
+def part_prefill_inputs(architecture: Architecture, options: GraphOptions, part: Part) -> Shapes:
     """Name → (dtype, shape) of the inputs of a part's prefill function."""
     shapes = prefill_inputs(options)
     if part.is_first:
@@ -144,7 +144,7 @@ def part_prefill_inputs(architecture: Architecture, options: CoreMLOptions, part
 
 
 def part_step_inputs(
-    config: SpeculativeConfig, architecture: Architecture, options: CoreMLOptions, part: Part
+    config: SpeculativeConfig, architecture: Architecture, options: GraphOptions, part: Part
 ) -> Shapes:
     """Name → (dtype, shape) of the inputs of a part's step function; the whole decoder takes them all."""
     if part.is_first and part.is_last:

@@ -1,7 +1,7 @@
 """Storing weights in fewer bits: per-channel int8, per-block int4, lookup tables per group of channels.
 
-A compressed weight is a `constexpr_*` operation in front of its use, built as such: the functions share
-it, and nothing has to be compressed again when packages are merged. Everything here is deterministic.
+A dialect writes a compressed weight as an operation in front of its use: functions share it, and nothing
+has to be compressed again when packages are merged. Everything here is deterministic.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from coremltools.converters.mil import Builder as mb
-from coremltools.converters.mil.mil import types
 
-from ss_convert.coreml.lookup_tables import best_values, nearest
-from ss_convert.coreml.weight_format import INT4_BLOCK, TABLE_GROUP, largest_divisor, table_rows
+from ss_convert.graph.lookup_tables import best_values, nearest
+from ss_convert.graph.weight_format import INT4_BLOCK, TABLE_GROUP, largest_divisor, table_rows
 
 
 @dataclass(frozen=True)
@@ -99,26 +97,3 @@ def _rows(stored: Stored, start: int, stop: int, group: int) -> Stored:
     one_table = stored.table.shape[0] == 1
     table = stored.table if one_table else stored.table[start // group : -(-stop // group)]
     return Palettized(stored.indices[start:stop], table, stored.bits)
-
-
-def constant(name: str, stored: Stored, trailing: int = 0):
-    """The weight as a value of the function being built, `trailing` axes of size 1 behind it."""
-    ones = (1,) * trailing
-    if isinstance(stored, np.ndarray):
-        return mb.const(val=stored.reshape(stored.shape + ones), name=name)
-    if isinstance(stored, Quantized):
-        integers = stored.data.astype(
-            types.nptype_from_builtin(types.get_nbits_int_builtin_type(stored.bits, True))
-        )
-        return mb.constexpr_blockwise_shift_scale(
-            data=integers.reshape(integers.shape + ones),
-            scale=stored.scale.reshape(stored.scale.shape + ones),
-            name=name,
-        )
-    kind = types.nptype_from_builtin(types.get_nbits_int_builtin_type(stored.bits, False))
-    groups, palettes = stored.table.shape
-    return mb.constexpr_lut_to_dense(
-        indices=stored.indices.astype(kind).reshape(stored.indices.shape + ones),
-        lut=stored.table.reshape(groups, 1, *ones, palettes, 1),
-        name=name,
-    )

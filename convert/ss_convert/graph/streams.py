@@ -7,12 +7,12 @@ nodes; a constant mask says who sees them.
 from __future__ import annotations
 
 import numpy as np
-from coremltools.converters.mil import Builder as mb
 
-from ss_convert.coreml.cache import Cache
-from ss_convert.coreml.layers import Decoder, View, rotate, split
-from ss_convert.coreml.tables import main_stream_columns, own_stream_mask, rest, value_turns
-from ss_convert.coreml.tree import Nodes
+from ss_convert.graph.cache import Cache
+from ss_convert.graph.layers import Decoder, View, rotate, split
+from ss_convert.graph.operations import op
+from ss_convert.graph.tables import main_stream_columns, own_stream_mask, rest, value_turns
+from ss_convert.graph.tree import Nodes
 from ss_device.config import SpeculativeConfig
 
 
@@ -36,34 +36,34 @@ class StreamLayers:
         if self.config.stream_init_rank:
             down, up = part("stream_init.down"), part("stream_init.up")
             moved = self.decoder.low_rank("stream_init", layout.enter(main), down, up)
-            seed = mb.add(x=main, y=layout.leave(moved))
-        streams = mb.expand_dims(x=seed, axes=[1])
+            seed = op.add(main, layout.leave(moved))
+        streams = op.expand_dims(seed, axes=[1])
         if self.config.value_rotation:
-            streams = mb.tile(x=streams, reps=[1, self.config.num_streams, 1])
+            streams = op.tile(streams, reps=[1, self.config.num_streams, 1])
         else:
-            streams = mb.add(x=streams, y=self._embeddings())
-        streams = mb.reshape(x=streams, shape=[-1, hidden])
+            streams = op.add(streams, self._embeddings())
+        streams = op.reshape(streams, shape=[-1, hidden])
         if position_step is not None:
-            streams = mb.add(x=streams, y=position_step)
-        return layout.enter(mb.concat(values=[main, streams], axis=0))
+            streams = op.add(streams, position_step)
+        return layout.enter(op.concat([main, streams], axis=0))
 
     def _embeddings(self):
         """The streams' embeddings [1, γ, h]: a constant, or an input of the function."""
         given = self.decoder.weights.part("stream_embeddings")
         if isinstance(given, np.ndarray):
             return self.decoder.constant("stream_embeddings", lambda: given[None])
-        return mb.expand_dims(x=given, axes=[0])
+        return op.expand_dims(given, axes=[0])
 
     def mask(self, nodes: Nodes, gate=None):
         """Additive mask [K·(1+γ), C + K + K·γ]; a stream sees what its node sees."""
-        main = mb.concat(values=[nodes.mask_prefix, nodes.mask_nodes], axis=1)
+        main = op.concat([nodes.mask_prefix, nodes.mask_nodes], axis=1)
         kept, gamma = self._sizes[0], self.config.num_streams
-        repeated = mb.tile(x=mb.expand_dims(x=main, axes=[1]), reps=[1, gamma, 1])
-        repeated = mb.reshape(x=repeated, shape=[kept * gamma, main.shape[1]])
+        repeated = op.tile(op.expand_dims(main, axes=[1]), reps=[1, gamma, 1])
+        repeated = op.reshape(repeated, shape=[kept * gamma, main.shape[1]])
         own = own_stream_mask(self.config, kept)
         if gate is not None:
-            own = mb.add(x=mb.mul(x=main_stream_columns(self.config, kept), y=gate), y=own)
-        return mb.concat(values=[mb.concat(values=[main, repeated], axis=0), own], axis=1)
+            own = op.add(op.mul(main_stream_columns(self.config, kept), gate), own)
+        return op.concat([op.concat([main, repeated], axis=0), own], axis=1)
 
     def run(self, rows, layers: range, cache: Cache, views: dict):
         """MSA layers on rows of `start` → (all rows, per layer the main rows' keys and values).
@@ -92,12 +92,12 @@ class StreamLayers:
         """Values [n_kv, K·(1+γ), d] with those of streams turned (v1 App. B, Eq. 7)."""
         main, streams = split(values, self._sizes, axis=1)
         cosine, sine = value_turns(self.config, self._sizes[0], values.shape[2])
-        turned = mb.add(
-            x=rotate(streams, *(table.astype(np.float16) for table in (cosine, sine))),
+        turned = op.add(
+            rotate(streams, *(table.astype(np.float16) for table in (cosine, sine))),
             # What fp16 leaves of the tables, so that the graph in float32 equals the reference.
-            y=rotate(streams, *(rest(table) for table in (cosine, sine))),
+            rotate(streams, *(rest(table) for table in (cosine, sine))),
         )
-        return mb.concat(values=[main, turned], axis=1)
+        return op.concat([main, turned], axis=1)
 
     def main_rows(self, rows):
         return self.decoder.layout.split(rows, self._sizes)[0]
@@ -105,7 +105,7 @@ class StreamLayers:
     def stream_rows(self, rows):
         """Stream rows node by node: [K, γ·h]."""
         streams = self.decoder.layout.leave(self.decoder.layout.split(rows, self._sizes)[1])
-        return mb.reshape(x=streams, shape=[self._sizes[0], -1])
+        return op.reshape(streams, shape=[self._sizes[0], -1])
 
     def _feed_forward(self, layer: int, normed, correction):
         main, streams = self.decoder.layout.split(normed, self._sizes)
@@ -113,7 +113,7 @@ class StreamLayers:
         if self.config.stream_mlp == "adapter":
             main = self.decoder.mlp(layer, main)
             if adapted is None:
-                adapted = np.zeros(streams.shape, np.float16)
+                adapted = np.zeros(streams.shape, op.float_dtype)
             return self.decoder.layout.join([main, adapted])
         both = self.decoder.mlp(layer, normed, correction)
         return both if adapted is None else self._add_to_streams(both, adapted)
@@ -142,4 +142,4 @@ class StreamLayers:
 
     def _add_to_streams(self, rows, delta):
         main, streams = self.decoder.layout.split(rows, self._sizes)
-        return self.decoder.layout.join([main, mb.add(x=streams, y=delta)])
+        return self.decoder.layout.join([main, op.add(streams, delta)])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from coremltools.converters.mil import Builder as mb
-
+from ss_convert.graph.operations import op
 from ss_device.architecture import Architecture
 
 
@@ -34,8 +33,8 @@ def fused_attention(queries, keys, values, mask):
     """
     heads, n, d = queries.shape
     groups = keys.shape[0]
-    stacked = mb.reshape(x=queries, shape=[groups, heads // groups * n, d])
-    repeated = mb.tile(x=mask, reps=[heads // groups, 1]) if heads > groups else mask
-    repeated = mb.expand_dims(x=repeated, axes=[0])
-    out = mb.scaled_dot_product_attention(query=stacked, key=keys, value=values, attn_mask=repeated)
-    return mb.reshape(x=out, shape=[heads, n, d])
+    stacked = op.reshape(queries, shape=[groups, heads // groups * n, d])
+    repeated = op.tile(mask, reps=[heads // groups, 1]) if heads > groups else mask
+    repeated = op.expand_dims(repeated, axes=[0])
+    out = op.attention(stacked, keys, values, repeated)
+    return op.reshape(out, shape=[heads, n, d])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from coremltools.converters.mil import Builder as mb
 
-from ss_convert.coreml.parts import Part
-from ss_convert.coreml.tree import one_hot
+from ss_convert.graph.operations import op
+from ss_convert.graph.parts import Part
+from ss_convert.graph.tree import one_hot
 from ss_device.architecture import Architecture
 
 
@@ -21,7 +21,7 @@ class Cache:
         self, state, architecture: Architecture, part: Part, context: int, commit: str = "one-hot"
     ) -> None:
         self._state = state
-        self._value = mb.read_state(input=state)
+        self._value = op.read_state(state)
         self._part = part
         self._context, self._head_dim = context, architecture.head_dim
         self._move = _gathered if commit == "gather" else _selected
@@ -33,18 +33,16 @@ class Cache:
 
     def _slots(self, index: int):
         size = [1, self._value.shape[1], self._context, self._head_dim]
-        rows = mb.slice_by_size(x=self._value, begin=[index, 0, 0, 0], size=size)
-        return mb.squeeze(x=rows, axes=[0])
+        rows = op.slice_by_size(self._value, begin=[index, 0, 0, 0], size=size)
+        return op.squeeze(rows, axes=[0])
 
     def write(self, rows, position) -> None:
         """Write rows [2·L, n_kv, n, head_dim] to slots `position` (int32 [1]) and following."""
         if (missing := self._value.shape[3] - rows.shape[3]) > 0:
-            zeros = np.zeros((*rows.shape[:3], missing), np.float16)
-            rows = mb.concat(values=[rows, zeros], axis=3)
-        begin = mb.concat(values=[np.zeros(2, np.int32), position, np.zeros(1, np.int32)], axis=0)
-        end = mb.add(x=begin, y=np.array(rows.shape, np.int32))
-        updated = mb.slice_update(x=self._value, update=rows, begin=begin, end=end)
-        self._value = mb.coreml_update_state(state=self._state, value=updated)
+            zeros = np.zeros((*rows.shape[:3], missing), op.float_dtype)
+            rows = op.concat([rows, zeros], axis=3)
+        begin = op.concat([np.zeros(2, np.int32), position, np.zeros(1, np.int32)], axis=0)
+        self._value = op.update_state(self._state, self._value, rows, begin)
 
     def write_scratch(self, rows) -> None:
         """Write rows [2·L, n_kv, N, head_dim] behind the context."""
@@ -59,39 +57,39 @@ class Cache:
         """
         rows = kept_rows if nodes is None else nodes
         count, (planes, groups, _, d) = rows.shape[0], self._value.shape
-        scratch = mb.slice_by_size(
-            x=self._value, begin=[0, 0, self._context, 0], size=[planes, groups, count, d]
+        scratch = op.slice_by_size(
+            self._value, begin=[0, 0, self._context, 0], size=[planes, groups, count, d]
         )
         moved = self._move(scratch, rows)
         if nodes is not None and kept_rows is not None:
             layers = self._part.first + np.arange(planes) % len(self._part.layers)
             is_upper = layers >= first_msa_layer
-            is_upper = is_upper.astype(np.float16).reshape(-1, 1, 1, 1)
-            lower = mb.mul(x=moved, y=1 - is_upper)
-            moved = mb.add(x=lower, y=mb.mul(x=self._move(scratch, kept_rows), y=is_upper))
+            is_upper = is_upper.astype(op.float_dtype).reshape(-1, 1, 1, 1)
+            lower = op.mul(moved, 1 - is_upper)
+            moved = op.add(lower, op.mul(self._move(scratch, kept_rows), is_upper))
         self.write(moved, position)
 
 
 def _selected(rows, indices):
     """Rows [planes, n_kv, n, d] in the order of int32 [n] by one product; zeros where an index is -1."""
     count = indices.shape[0]
-    return mb.matmul(x=mb.reshape(x=one_hot(indices, count), shape=[1, 1, count, count]), y=rows)
+    return op.matmul(op.reshape(one_hot(indices, count), shape=[1, 1, count, count]), rows)
 
 
 def _gathered(rows, indices):
     """The same by a gather; row 0 where an index is -1."""
-    return mb.gather(x=rows, indices=mb.maximum(x=indices, y=np.int32(0)), axis=2)
+    return op.gather(rows, indices=op.maximum(indices, np.int32(0)), axis=2)
 
 
 def stack_rows(keys_values: list[tuple], count: int):
     """Each layer's keys and values [n_kv, n ≤ count, head_dim] → [2·L, n_kv, count, head_dim]."""
     in_order = [keys for keys, _ in keys_values] + [values for _, values in keys_values]
-    planes = [mb.expand_dims(x=_pad_rows(rows, count), axes=[0]) for rows in in_order]
-    return mb.concat(values=planes, axis=0)
+    planes = [op.expand_dims(_pad_rows(rows, count), axes=[0]) for rows in in_order]
+    return op.concat(planes, axis=0)
 
 
 def _pad_rows(rows, count: int):
     groups, n, d = rows.shape
     if n == count:
         return rows
-    return mb.concat(values=[rows, np.zeros((groups, count - n, d), np.float16)], axis=1)
+    return op.concat([rows, np.zeros((groups, count - n, d), op.float_dtype)], axis=1)

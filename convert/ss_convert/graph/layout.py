@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coremltools.converters.mil import Builder as mb
+from ss_convert.graph.operations import op
 
 
 class LinearLayout:
@@ -28,17 +28,17 @@ class LinearLayout:
 
     def product(self, rows, weight, bias=None):
         """Rows times a weight [out, in] → rows of `out` features."""
-        return mb.linear(x=rows, weight=weight, bias=bias)
+        return op.linear(rows, weight=weight, bias=bias)
 
     def heads(self, rows, count: int):
         """Rows of count·d features → [count, n, d]."""
         n, width = rows.shape
-        return mb.transpose(x=mb.reshape(x=rows, shape=[n, count, width // count]), perm=[1, 0, 2])
+        return op.transpose(op.reshape(rows, shape=[n, count, width // count]), perm=[1, 0, 2])
 
     def from_heads(self, heads):
         """[count, n, d] → rows of count·d features."""
         count, n, d = heads.shape
-        return mb.reshape(x=mb.transpose(x=heads, perm=[1, 0, 2]), shape=[n, count * d])
+        return op.reshape(op.transpose(heads, perm=[1, 0, 2]), shape=[n, count * d])
 
     def split(self, rows, sizes: Sequence[int]) -> list:
         """Consecutive rows."""
@@ -46,7 +46,7 @@ class LinearLayout:
 
     def join(self, values: list):
         """Rows behind one another."""
-        return mb.concat(values=values, axis=self.row_axis)
+        return op.concat(values, axis=self.row_axis)
 
     def num_rows(self, rows) -> int:
         return rows.shape[self.row_axis]
@@ -60,25 +60,25 @@ class ConvLayout(LinearLayout):
 
     def enter(self, matrix):
         """[n, w] → [1, w, 1, n]."""
-        return mb.expand_dims(x=mb.transpose(x=matrix, perm=[1, 0]), axes=[0, 2])
+        return op.expand_dims(op.transpose(matrix, perm=[1, 0]), axes=[0, 2])
 
     def leave(self, rows):
         """[1, w, 1, n] → [n, w]."""
-        return mb.transpose(x=mb.squeeze(x=rows, axes=[0, 2]), perm=[1, 0])
+        return op.transpose(op.squeeze(rows, axes=[0, 2]), perm=[1, 0])
 
     def product(self, rows, weight, bias=None):
         """Rows times a weight [out, in, 1, 1]."""
-        return mb.conv(x=rows, weight=weight, bias=bias, pad_type="valid")
+        return op.conv(rows, weight=weight, bias=bias)
 
     def heads(self, rows, count: int):
         """[1, count·d, 1, n] → [count, n, d]."""
         _, width, _, n = rows.shape
-        return mb.transpose(x=mb.reshape(x=rows, shape=[count, width // count, n]), perm=[0, 2, 1])
+        return op.transpose(op.reshape(rows, shape=[count, width // count, n]), perm=[0, 2, 1])
 
     def from_heads(self, heads):
         """[count, n, d] → [1, count·d, 1, n]."""
         count, n, d = heads.shape
-        return mb.reshape(x=mb.transpose(x=heads, perm=[0, 2, 1]), shape=[1, count * d, 1, n])
+        return op.reshape(op.transpose(heads, perm=[0, 2, 1]), shape=[1, count * d, 1, n])
 
 
 LAYOUTS = {"linear": LinearLayout, "conv": ConvLayout}
@@ -91,6 +91,6 @@ def slices(x, sizes: Sequence[int], axis: int) -> list:
     for extent in sizes:
         size = list(x.shape)
         size[axis] = extent
-        parts.append(mb.slice_by_size(x=x, begin=list(begin), size=size))
+        parts.append(op.slice_by_size(x, begin=list(begin), size=size))
         begin[axis] += extent
     return parts

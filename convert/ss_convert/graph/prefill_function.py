@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
-from coremltools.converters.mil import Builder as mb
 
-from ss_convert.coreml.cache import Cache, stack_rows
-from ss_convert.coreml.layers import Decoder, View, gather_tables, split, split_rotary
-from ss_convert.coreml.options import CoreMLOptions
-from ss_convert.coreml.tree import outside_window
+from ss_convert.graph.cache import Cache, stack_rows
+from ss_convert.graph.layers import Decoder, View, gather_tables, split, split_rotary
+from ss_convert.graph.operations import op
+from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.tree import outside_window
 
 
-def build_prefill(decoder: Decoder, options: CoreMLOptions, rotary_tables: dict, inputs: dict):
+def build_prefill(decoder: Decoder, options: GraphOptions, rotary_tables: dict, inputs: dict):
     """The function's body; `inputs` as in `interface.prefill_inputs`, plus `kv_cache`. → outputs by name.
 
     rotary_tables: `tables.rotary_tables` of the part's windows. The decoder's last layer stops at its
     keys and values: nobody reads its output.
     """
     part, chunk = decoder.part, options.chunk
-    positions = mb.add(x=inputs["position"], y=np.arange(chunk, dtype=np.int32))
+    positions = op.add(inputs["position"], np.arange(chunk, dtype=np.int32))
     rotary = {w: split_rotary(rows) for w, rows in gather_tables(rotary_tables, positions).items()}
     masks = {window: _mask(inputs.get("mask"), positions, window, options) for window in rotary}
     views = {window: View(masks[window], rotary[window]) for window in rotary}
     cache = Cache(inputs["kv_cache"], decoder.architecture, part, options.context)
     if part.is_first:
-        hidden = decoder.embed(mb.squeeze(x=inputs["tokens"], axes=[0]), positions)
+        hidden = decoder.embed(op.squeeze(inputs["tokens"], axes=[0]), positions)
     else:
         hidden = decoder.layout.enter(inputs["previous_hidden"])
     keys_values = []
@@ -36,16 +36,16 @@ def build_prefill(decoder: Decoder, options: CoreMLOptions, rotary_tables: dict,
     hidden = decoder.layout.leave(hidden)
     if not part.is_last:
         return {"hidden": hidden}
-    return {"hidden": split(hidden, [chunk - 1, 1], axis=0)[1] if chunk > 1 else mb.identity(x=hidden)}
+    return {"hidden": split(hidden, [chunk - 1, 1], axis=0)[1] if chunk > 1 else op.identity(hidden)}
 
 
-def _mask(mask, positions, window: int | None, options: CoreMLOptions):
+def _mask(mask, positions, window: int | None, options: GraphOptions):
     """The chunk's mask [T, C + T] for layers with this window."""
     if window is None or mask is None:
         return mask
     slots = np.arange(options.context, dtype=np.int32)
-    keys = mb.expand_dims(x=mb.concat(values=[slots, positions], axis=0), axes=[0])
-    return mb.add(x=mask, y=outside_window(positions, keys, window))
+    keys = op.expand_dims(op.concat([slots, positions], axis=0), axes=[0])
+    return op.add(mask, outside_window(positions, keys, window))
 
 
 def plain_layer(decoder: Decoder, layer: int, hidden, views: dict, cache: Cache, keys_only=False):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coremltools.converters.mil import Builder as mb
-
-from ss_convert.coreml.interface import Shapes
-from ss_convert.coreml.options import CoreMLOptions
-from ss_convert.coreml.weights import BaseWeights, ExportWeights
+from ss_convert.graph.interface import Shapes
+from ss_convert.graph.operations import op
+from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.weights import BaseWeights, ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.adapter_inputs import SCALE, for_prefill, input_shapes, place_of
 from ss_device.architecture import Architecture
@@ -17,7 +16,7 @@ from ss_device.lora_names import FACTORS, lora_name
 
 
 def adapter_shapes(
-    config: SpeculativeConfig, architecture: Architecture, options: CoreMLOptions
+    config: SpeculativeConfig, architecture: Architecture, options: GraphOptions
 ) -> tuple[Shapes, Shapes]:
     """Adapter inputs of the prefill and of the step function; none where adapters are constants."""
     if options.lora != "inputs":
@@ -53,5 +52,5 @@ class InputWeights(ExportWeights):
         if index is None:
             return value
         size = [1, *value.shape[1:]]
-        row = mb.slice_by_size(x=value, begin=[index] + [0] * (len(size) - 1), size=size)
-        return mb.squeeze(x=row, axes=[0])
+        row = op.slice_by_size(value, begin=[index] + [0] * (len(size) - 1), size=size)
+        return op.squeeze(row, axes=[0])

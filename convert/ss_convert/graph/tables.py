@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ss_convert.coreml.interface import MASKED
+from ss_convert.graph.interface import MASKED
 from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig
 from ss_device.rotary import attention_factor, inverse_frequencies
