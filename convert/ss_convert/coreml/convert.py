@@ -13,26 +13,12 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 from ss_convert.coreml.operations import MILOperations
 from ss_convert.coreml.package import save_package
-from ss_convert.graph.adapter_inputs import InputWeights, adapter_shapes
-from ss_convert.graph.attention import for_attention
-from ss_convert.graph.interface import (
-    STATE,
-    Shapes,
-    functions_of,
-    num_slots,
-    part_prefill_inputs,
-    part_state_shape,
-    part_step_inputs,
-    sources,
-)
-from ss_convert.graph.layers import Decoder
+from ss_convert.graph.functions import GraphFunction, adapter_functions, base_weights
+from ss_convert.graph.interface import STATE, functions_of, part_prefill_inputs, part_step_inputs, sources
 from ss_convert.graph.operations import writing_in
-from ss_convert.graph.options import GraphOptions, check_adapter
-from ss_convert.graph.parts import Part, part_names, parts_of, whole
-from ss_convert.graph.prefill_function import build_prefill
-from ss_convert.graph.step_function import build_step
-from ss_convert.graph.tables import rotary_tables
-from ss_convert.graph.weights import BaseWeights, ExportWeights
+from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.parts import Part, part_names, parts_of
+from ss_convert.graph.weights import BaseWeights
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
 from ss_device.base_model import BaseIdentity
@@ -69,13 +55,6 @@ def write_package(
         metadata = package_metadata(adapter.base, {adapter.app: (adapter.config, functions)}, index)
         save_package(programs, default=functions.step, metadata=metadata, path=path.parent / name)
     return functions
-
-
-def base_weights(
-    architecture: Architecture, weights: dict[str, np.ndarray], options: GraphOptions
-) -> BaseWeights:
-    """The base as a package with these options stores it."""
-    return BaseWeights(architecture, weights, options.weights, options.embedding_weights)
 
 
 def describe(
@@ -127,51 +106,22 @@ def build_programs(
     part: Part | None = None,
 ) -> dict[str, Program]:
     """MIL programs with a single `main` by function name, prefill first; of one part, or of all layers."""
-    options.check(architecture)
-    check_adapter(adapter)
-    config, part = adapter.config, part or whole(architecture)
-    if not isinstance(weights, BaseWeights):
-        weights = base_weights(architecture, weights, options)
-    baked = ExportWeights(architecture, weights, adapter) if options.lora == "baked" else None
-    for_prefill, for_step = adapter_shapes(config, architecture, options)
-    scaled = for_attention(architecture, options.attention)
-    # Room for the streams, rounded up so that adapters with other γ share the table.
-    ahead = -(-(config.num_streams + 1) // 8) * 8
-    tables = rotary_tables(scaled, num_slots(options) + ahead, options.context)
-    tables = {window: tables[window] for window in part.windows(architecture)}
-    prefill, step = functions_of(adapter.app, options)
-
-    def decoder(inputs: dict) -> Decoder:
-        constants = baked or InputWeights(architecture, weights, adapter, inputs)
-        return Decoder(architecture, constants, options, part)
-
-    def prefill_body(inputs: dict) -> dict:
-        return build_prefill(decoder(inputs), options, tables, inputs)
-
-    def step_body(inputs: dict) -> dict:
-        return build_step(decoder(inputs), config, options, tables, inputs)
-
-    state = part_state_shape(architecture, options, part)
-    return {
-        prefill: _program(
-            part_prefill_inputs(architecture, options, part) | for_prefill, state, prefill_body
-        ),
-        step: _program(part_step_inputs(config, architecture, options, part) | for_step, state, step_body),
-    }
+    functions = adapter_functions(architecture, weights, adapter, options, part)
+    return {function.name: _program(function) for function in functions}
 
 
-def _program(shapes: Shapes, state: tuple[int, ...], body) -> Program:
-    """A program around `body`, a function from inputs to outputs, both by name."""
-    inputs = {n: mb.placeholder(shape=shape, dtype=DTYPES[d]) for n, (d, shape) in shapes.items()}
-    inputs[STATE] = mb.state_tensor_placeholder(shape=state, dtype=types.fp16)
-    with Function(inputs, opset_version=ct.target.iOS18) as function:
+def _program(function: GraphFunction) -> Program:
+    """A program with the function as its `main`."""
+    inputs = {n: mb.placeholder(shape=shape, dtype=DTYPES[d]) for n, (d, shape) in function.inputs.items()}
+    inputs[STATE] = mb.state_tensor_placeholder(shape=function.state, dtype=types.fp16)
+    with Function(inputs, opset_version=ct.target.iOS18) as built:
         with writing_in(MILOperations()):
-            outputs = body(dict(function.inputs))
+            outputs = function.body(dict(built.inputs))
         for name, variable in outputs.items():
             variable.set_name(name)
-        function.set_outputs(list(outputs.values()))
+        built.set_outputs(list(outputs.values()))
     program = Program()
-    program.add_function("main", function)
+    program.add_function("main", built)
     return program
 
 

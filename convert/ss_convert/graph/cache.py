@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ss_convert.graph.interface import STATE
 from ss_convert.graph.operations import op
+from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.parts import Part
 from ss_convert.graph.tree import one_hot
 from ss_device.architecture import Architecture
@@ -39,7 +41,7 @@ class Cache:
     def write(self, rows, position) -> None:
         """Write rows [2·L, n_kv, n, head_dim] to slots `position` (int32 [1]) and following."""
         if (missing := self._value.shape[3] - rows.shape[3]) > 0:
-            zeros = np.zeros((*rows.shape[:3], missing), op.float_dtype)
+            zeros = np.zeros((*rows.shape[:3], missing), np.float16)
             rows = op.concat([rows, zeros], axis=3)
         begin = op.concat([np.zeros(2, np.int32), position, np.zeros(1, np.int32)], axis=0)
         self._value = op.update_state(self._state, self._value, rows, begin)
@@ -47,6 +49,10 @@ class Cache:
     def write_scratch(self, rows) -> None:
         """Write rows [2·L, n_kv, N, head_dim] behind the context."""
         self.write(rows, np.array([self._context], np.int32))
+
+    def outputs(self) -> dict:
+        """What goes out of the function besides the state."""
+        return {}
 
     def commit(self, position, nodes, kept_rows, first_msa_layer: int) -> None:
         """Move the accepted rows of the previous step from scratch to `position` and following.
@@ -64,10 +70,50 @@ class Cache:
         if nodes is not None and kept_rows is not None:
             layers = self._part.first + np.arange(planes) % len(self._part.layers)
             is_upper = layers >= first_msa_layer
-            is_upper = is_upper.astype(op.float_dtype).reshape(-1, 1, 1, 1)
+            is_upper = is_upper.astype(np.float16).reshape(-1, 1, 1, 1)
             lower = op.mul(moved, 1 - is_upper)
             moved = op.add(lower, op.mul(self._move(scratch, kept_rows), is_upper))
         self.write(moved, position)
+
+
+class GivenCache:
+    """The same for a cache that is an input: new rows go out, and the host commits them.
+
+    given: fp16 [2·L, n_kv, C, head_dim].
+    """
+
+    def __init__(self, given, part: Part) -> None:
+        self._given, self._part = given, part
+        self._rows = None
+
+    def prefix(self, layer: int):
+        """Keys and values [n_kv, C, head_dim]."""
+        index = layer - self._part.first
+        return self._plane(index), self._plane(len(self._part.layers) + index)
+
+    def _plane(self, index: int):
+        size = [1, *self._given.shape[1:]]
+        return op.squeeze(op.slice_by_size(self._given, begin=[index, 0, 0, 0], size=size), axes=[0])
+
+    def write(self, rows, position) -> None:
+        """New rows [2·L, n_kv, n, head_dim]; the host knows their slots."""
+        self._rows = rows
+
+    def write_scratch(self, rows) -> None:
+        self._rows = rows
+
+    def commit(self, *unused) -> None:
+        """The host has done it."""
+
+    def outputs(self) -> dict:
+        return {"rows": self._rows}
+
+
+def open_cache(inputs: dict, architecture: Architecture, part: Part, options: GraphOptions):
+    """The cache of a function, as its options have it."""
+    if options.cache == "inputs":
+        return GivenCache(inputs[STATE], part)
+    return Cache(inputs[STATE], architecture, part, options.context, options.commit)
 
 
 def _selected(rows, indices):
@@ -92,4 +138,4 @@ def _pad_rows(rows, count: int):
     groups, n, d = rows.shape
     if n == count:
         return rows
-    return op.concat([rows, np.zeros((groups, count - n, d), op.float_dtype)], axis=1)
+    return op.concat([rows, np.zeros((groups, count - n, d), np.float16)], axis=1)

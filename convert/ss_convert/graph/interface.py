@@ -50,6 +50,10 @@ from the part before it
                       [K·(1+γ), h] (step, above it: the kept nodes, then their streams node by node)
     previous_kept     int32 [K]  only when K < N, above the first MSA layer: `kept` of the part before
 
+Where the cache is an input (`cache` = `inputs`, for Apple's Neural Engine in Core AI), there is no state:
+both functions take `kv_cache` fp16 [2·L, n_kv, C, head_dim] and put out `rows` [2·L, n_kv, T or N,
+head_dim], which the host writes to their slots; a step takes no `commit_*`.
+
 All parts but the last one put out `hidden`, and `kept` where nodes were pruned; the last one what the
 whole function does. Every part has a state of its own with its layers' slice of `kv_cache`, and its own
 scratch rows and commit.
@@ -132,9 +136,18 @@ def part_state_shape(architecture: Architecture, options: GraphOptions, part: Pa
     return 2 * len(part.layers), *state_shape(architecture, options)[1:]
 
 
+def given_cache(architecture: Architecture, options: GraphOptions, part: Part) -> Shapes:
+    """The part's keys and values as an input, where they are no state: committed slots alone."""
+    if options.cache == "state":
+        return {}
+    a = architecture
+    shape = (2 * len(part.layers), a.num_kv_heads, options.context, a.head_dim)
+    return {STATE: ("float16", shape)}
+
+
 def part_prefill_inputs(architecture: Architecture, options: GraphOptions, part: Part) -> Shapes:
     """Name → (dtype, shape) of the inputs of a part's prefill function."""
-    shapes = prefill_inputs(options)
+    shapes = prefill_inputs(options) | given_cache(architecture, options, part)
     if part.is_first:
         return shapes
     del shapes["tokens"]
@@ -147,8 +160,12 @@ def part_step_inputs(
     config: SpeculativeConfig, architecture: Architecture, options: GraphOptions, part: Part
 ) -> Shapes:
     """Name → (dtype, shape) of the inputs of a part's step function; the whole decoder takes them all."""
+    known = step_inputs(config, options)
+    if options.cache == "inputs":  # the host commits
+        known = {name: shape for name, shape in known.items() if not name.startswith("commit_")}
+    known |= given_cache(architecture, options, part)
     if part.is_first and part.is_last:
-        return step_inputs(config, options)
+        return known
     first_msa_layer = part.num_layers - config.num_msa_layers
     has_lower, has_upper = part.first < first_msa_layer, part.stop > first_msa_layer
     starts_streams = part.first <= first_msa_layer < part.stop
@@ -163,7 +180,7 @@ def part_step_inputs(
         "commit_rows": has_upper,
         "stream_gate": has_upper,
     }
-    shapes = {n: shape for n, shape in step_inputs(config, options).items() if used.get(n, True)}
+    shapes = {n: shape for n, shape in known.items() if used.get(n, True)}
     if not part.is_first:
         above = part.first > first_msa_layer
         rows = options.num_kept * (1 + config.num_streams) if above else options.num_nodes

@@ -15,7 +15,7 @@ from ss_convert.graph.attention import for_attention, fused_attention, is_fused
 from ss_convert.graph.compression import num_rows, row_parts
 from ss_convert.graph.layout import LAYOUTS
 from ss_convert.graph.layout import slices as split
-from ss_convert.graph.operations import number, op
+from ss_convert.graph.operations import op
 from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.parts import Part, whole
 from ss_convert.graph.tables import RotaryTable
@@ -165,7 +165,7 @@ class Decoder:
     def _gain(self, name: str) -> np.ndarray:
         gain = self.weights.base(f"{name}.weight")
         offset = self.architecture.norm_offset
-        return (gain.astype(np.float32) + np.float32(offset)).astype(op.float_dtype) if offset else gain
+        return (gain.astype(np.float32) + np.float32(offset)).astype(np.float16) if offset else gain
 
     def project(self, layer: int, name: str, rows, correction: Correction | None = None):
         """A layer's linear projection `q k v o gate up down` of rows with `in` features."""
@@ -230,7 +230,7 @@ class Decoder:
         second = self.constant(f"{name}.up", lambda: factor.reshape(factor.shape + ones))
         out = self.layout.product(self.layout.product(rows, first), second)
         # A scale that is no power of two would round every weight; rounding the scale alone is closer.
-        return out if exact else op.mul(out, number(scale))
+        return out if exact else op.mul(out, np.float16(scale))
 
     def _low_rank_of_inputs(self, rows, down, up, scale):
         """The same as matrix products: a convolution wants constant weights. scale: input or number."""
@@ -272,8 +272,8 @@ def times(x, scale: float):
     """x · scale, in two terms where fp16 does not hold the scale."""
     if scale == 1.0:
         return x
-    high = number(scale)
-    low = number(scale - float(high)) if op.float_dtype is np.float16 else 0
+    high = np.float16(scale)
+    low = np.float16(scale - float(high))
     out = op.mul(x, high)
     return out if low == 0 else op.add(out, op.mul(x, low))
 
@@ -282,7 +282,7 @@ def soft_cap(x, cap: float | None):
     """cap · tanh(x / cap)."""
     if cap is None:
         return x
-    return op.mul(op.tanh(op.real_div(x, number(cap))), number(cap))
+    return op.mul(op.tanh(op.real_div(x, np.float16(cap))), np.float16(cap))
 
 
 def gather_rotary(table: RotaryTable, positions):

@@ -19,12 +19,7 @@ from ss_convert.graph.compression import Stored
 
 
 class Operations(Protocol):
-    """What a dialect has. Shapes are static; axes count from 0, or from the end where they are negative.
-
-    float_dtype: the numpy type of all floating-point numbers in the graph.
-    """
-
-    float_dtype: type[np.floating]
+    """What a dialect has. Shapes are static; axes count from 0, or from the end where they are negative."""
 
     def constant(self, value: np.ndarray, name: str):
         """A constant with a name of its own, to be used more than once."""
@@ -54,7 +49,7 @@ class Operations(Protocol):
     def less(self, x, y): ...
 
     def to_float(self, x):
-        """Integers or float32 → the graph's floating-point type; booleans → 0 and 1."""
+        """Anything → fp16, booleans → 0 and 1."""
 
     def to_int(self, x):
         """Whole numbers → int32."""
@@ -127,8 +122,3 @@ def writing_in(dialect: Operations) -> Iterator[None]:
         yield
     finally:
         _dialect.reset(token)
-
-
-def number(value: float) -> np.floating:
-    """A number in the graph's floating-point type."""
-    return op.float_dtype(value)

@@ -17,6 +17,7 @@ CHOICES = {
     "layout": ("linear", "conv"),
     "attention": ("explicit", "fused"),
     "commit": ("one-hot", "gather"),
+    "cache": ("state", "inputs"),
     "lora": ("baked", "inputs"),
     "preset": ("none", "ane", "gpu"),
 }
@@ -54,7 +55,9 @@ class GraphOptions:
     layout: products as `linear` or as 1×1 `conv` (`layout.py`); attention (`attention.py`); head_split:
     most outputs of one product of the head, 0 for no limit (a tied head's parts are then stored beside the
     embedding); commit: accepted rows moved by a product or a gather; pad_state: the state's last
-    dimension rounded up to a multiple of 32; cuts: first layers of all parts but the first (`parts.py`).
+    dimension rounded up to a multiple of 32; cache: keys and values as a `state` that functions change, or
+    as `inputs`, new rows being outputs that the host writes (Core AI alone, `cache.py`); cuts: first layers
+    of all parts but the first (`parts.py`).
 
     lora: an adapter's tensors as constants of its own functions (`baked`), or as `inputs` of functions that
     all adapters of the package share, LoRA padded to lora_rank (`ss_device/adapter_inputs.py`); preset:
@@ -75,6 +78,7 @@ class GraphOptions:
     commit: str = "one-hot"
     pad_state: bool = False
     cuts: tuple[int, ...] = ()
+    cache: str = "state"
     lora: str = "baked"
     lora_rank: int = 0
     preset: str = "none"

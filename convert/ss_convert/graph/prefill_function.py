@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ss_convert.graph.cache import Cache, stack_rows
+from ss_convert.graph.cache import Cache, open_cache, stack_rows
 from ss_convert.graph.layers import Decoder, View, gather_tables, split, split_rotary
 from ss_convert.graph.operations import op
 from ss_convert.graph.options import GraphOptions
@@ -22,7 +22,7 @@ def build_prefill(decoder: Decoder, options: GraphOptions, rotary_tables: dict, 
     rotary = {w: split_rotary(rows) for w, rows in gather_tables(rotary_tables, positions).items()}
     masks = {window: _mask(inputs.get("mask"), positions, window, options) for window in rotary}
     views = {window: View(masks[window], rotary[window]) for window in rotary}
-    cache = Cache(inputs["kv_cache"], decoder.architecture, part, options.context)
+    cache = open_cache(inputs, decoder.architecture, part, options)
     if part.is_first:
         hidden = decoder.embed(op.squeeze(inputs["tokens"], axes=[0]), positions)
     else:
@@ -35,8 +35,9 @@ def build_prefill(decoder: Decoder, options: GraphOptions, rotary_tables: dict, 
     cache.write(stack_rows(keys_values, chunk), inputs["position"])
     hidden = decoder.layout.leave(hidden)
     if not part.is_last:
-        return {"hidden": hidden}
-    return {"hidden": split(hidden, [chunk - 1, 1], axis=0)[1] if chunk > 1 else op.identity(hidden)}
+        return {"hidden": hidden} | cache.outputs()
+    last_row = split(hidden, [chunk - 1, 1], axis=0)[1] if chunk > 1 else op.identity(hidden)
+    return {"hidden": last_row} | cache.outputs()
 
 
 def _mask(mask, positions, window: int | None, options: GraphOptions):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ss_convert.graph.cache import Cache, stack_rows
+from ss_convert.graph.cache import Cache, open_cache, stack_rows
 from ss_convert.graph.layers import Decoder, View, gather_tables, split_rotary
 from ss_convert.graph.operations import op
 from ss_convert.graph.options import GraphOptions
@@ -67,22 +67,22 @@ def build_step(
     hidden, lower = _lower_layers(decoder, below, inputs, tree, cache)
     if not above:
         cache.write_scratch(stack_rows(lower, options.num_nodes))
-        return {"hidden": decoder.layout.leave(hidden)}
+        return {"hidden": decoder.layout.leave(hidden)} | cache.outputs()
     selection = _selection(layers, options, inputs, tree, hidden) if options.prunes else None
     tree = tree.kept(selection)
     rows, upper = _upper_layers(layers, above, inputs, tree, selection, hidden, cache)
     cache.write_scratch(stack_rows(lower + upper, options.num_nodes))
     if part.is_last:
-        return _outputs(layers, options, inputs, tree, selection, rows)
-    passed = {"hidden": decoder.layout.leave(rows)}
+        return _outputs(layers, options, inputs, tree, selection, rows) | cache.outputs()
+    passed = {"hidden": decoder.layout.leave(rows)} | cache.outputs()
     return passed | ({"kept": op.to_int(tree.nodes.ids)} if options.prunes else {})
 
 
 def _committed_cache(decoder: Decoder, options: GraphOptions, inputs: dict, first_msa_layer: int) -> Cache:
     """The cache, the rows that the previous step accepted moved to their slots."""
-    cache = Cache(inputs["kv_cache"], decoder.architecture, decoder.part, options.context, options.commit)
+    cache = open_cache(inputs, decoder.architecture, decoder.part, options)
     committed = (inputs.get("commit_nodes"), inputs.get("commit_rows"))
-    cache.commit(inputs["commit_position"], *committed, first_msa_layer)
+    cache.commit(inputs.get("commit_position"), *committed, first_msa_layer)
     return cache
 
 

@@ -113,7 +113,7 @@ class StreamLayers:
         if self.config.stream_mlp == "adapter":
             main = self.decoder.mlp(layer, main)
             if adapted is None:
-                adapted = np.zeros(streams.shape, op.float_dtype)
+                adapted = np.zeros(streams.shape, np.float16)
             return self.decoder.layout.join([main, adapted])
         both = self.decoder.mlp(layer, normed, correction)
         return both if adapted is None else self._add_to_streams(both, adapted)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ss_convert.graph.interface import MASKED
 from ss_convert.graph.layers import Decoder, split
-from ss_convert.graph.operations import number, op
+from ss_convert.graph.operations import op
 from ss_convert.graph.options import GraphOptions
 from ss_device.config import SpeculativeConfig
 
@@ -74,8 +74,8 @@ def read_nodes(inputs: dict, num_nodes: int, context: int) -> Nodes:
     mask_prefix, mask_nodes = split(inputs["mask"], [context, num_nodes], axis=1)
     return Nodes(
         parents=None if parents is None else one_hot(parents, num_nodes),
-        ancestors=as_number(op.greater(mask_nodes, number(MASKED / 2))),
-        ids=np.arange(num_nodes, dtype=op.float_dtype),
+        ancestors=as_number(op.greater(mask_nodes, np.float16(MASKED / 2))),
+        ids=np.arange(num_nodes, dtype=np.float16),
         mask_prefix=mask_prefix,
         mask_nodes=mask_nodes,
     )
@@ -106,7 +106,7 @@ def outside_window(positions, keys, window: int):
     """
     behind = op.sub(op.expand_dims(positions, axes=[1]), keys)
     far = op.greater_equal(behind, np.int32(window))
-    return op.mul(as_number(far), number(MASKED))
+    return op.mul(as_number(far), np.float16(MASKED))
 
 
 def keep_nodes(nodes: Nodes, selection) -> Nodes:
@@ -156,7 +156,7 @@ def draft_log_probs(decoder: Decoder, config, prune_over: str, hidden, tokens, i
     logits = decoder.head_at(normed, tokens)
     if prune_over == "vocabulary":
         return op.sub(logits, log_sum_exp(decoder.head(normed)))
-    others = op.mul(op.sub(is_draft, number(1)), number(-MASKED))
+    others = op.mul(op.sub(is_draft, np.float16(1)), np.float16(-MASKED))
     return op.sub(logits, log_sum_exp(op.add(logits, row(others))))
 
 
@@ -169,9 +169,9 @@ def log_sum_exp(x):
 
 def padding_scores(is_draft, count: int):
     """[N]: 0 for the root and every drafted node, PADDING_SCORE for padding."""
-    root = np.eye(1, count, dtype=op.float_dtype)[0]
-    is_padding = op.sub(np.ones(count, op.float_dtype) - root, is_draft)
-    return op.mul(is_padding, number(PADDING_SCORE))
+    root = np.eye(1, count, dtype=np.float16)[0]
+    is_padding = op.sub(np.ones(count, np.float16) - root, is_draft)
+    return op.mul(is_padding, np.float16(PADDING_SCORE))
 
 
 def keep_best_nodes(scores, keep: int):
@@ -183,11 +183,11 @@ def keep_best_nodes(scores, keep: int):
     count = scores.shape[0]
     ahead = op.greater(row(scores), column(scores))
     tie = op.equal(row(scores), column(scores))
-    lower_index = np.tril(np.ones((count, count), dtype=op.float_dtype), -1)
+    lower_index = np.tril(np.ones((count, count), dtype=np.float16), -1)
     before = op.add(as_number(ahead), op.mul(as_number(tie), lower_index))
-    kept = as_number(op.less(row_sums(before), number(keep)))
+    kept = as_number(op.less(row_sums(before), np.float16(keep)))
     place = row_sums(op.mul(row(kept), lower_index))
-    targets = np.arange(keep, dtype=op.float_dtype)[:, None]
+    targets = np.arange(keep, dtype=np.float16)[:, None]
     return op.mul(as_number(op.equal(row(place), targets)), row(kept))
 
 
@@ -201,7 +201,7 @@ def accepted_row(tokens, nodes: Nodes, selection, chosen):
     reached when it and all its ancestors are right; the walk ends at the deepest reached node.
     """
     count = nodes.count
-    root = np.eye(1, count, dtype=op.float_dtype)[0]
+    root = np.eye(1, count, dtype=np.float16)[0]
     # Tokens are compared as integers: ids beyond 2048 are not exact in fp16.
     matches = as_number(op.equal(column(tokens), row(chosen)))
     right = row_sums(op.mul(nodes.parents, select(selection, matches)))
@@ -218,6 +218,6 @@ def accepted_row(tokens, nodes: Nodes, selection, chosen):
 def _first_sibling(parents, right, count: int):
     """[K]: 1 unless an earlier sibling is right too (a draft may hold the same token twice)."""
     siblings = op.matmul(parents, parents, transpose_y=True)
-    earlier = np.tril(np.ones((count, count), dtype=op.float_dtype), -1)
+    earlier = np.tril(np.ones((count, count), dtype=np.float16), -1)
     rivals = row_sums(op.mul(op.mul(siblings, earlier), row(right)))
-    return as_number(op.less(rivals, number(0.5)))
+    return as_number(op.less(rivals, np.float16(0.5)))

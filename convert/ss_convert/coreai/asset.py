@@ -1,0 +1,105 @@
+"""Functions → a Core AI asset: all of them in one module, equal constants once, one state for all.
+
+The state goes in as an argument whose value after the call is a result; Core AI's compiler makes a handle
+of the pair that the caller owns and passes to every call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from coreai import authoring as ca
+from coreai._compiler.ir import ArrayAttr, DictAttr, StringAttr
+from coreai.authoring import Value
+from coreai.authoring.graph_builder import GraphOp
+from coreai.runtime import AIModelAssetMetadata
+
+from ss_convert.coreai.composites import Composites
+from ss_convert.coreai.operations import CoreAIOperations, Tensor
+from ss_convert.graph.functions import GraphFunction
+from ss_convert.graph.interface import STATE
+from ss_convert.graph.operations import writing_in
+
+DTYPES = {"float16": np.float16, "int32": np.int32}
+# The compiler makes an argument a state where this names the result that is its value after the call.
+MUTATED = "MutableBuffers.buffer_mutation"
+AFTER = f"{STATE}_after"
+METADATA = "metadata.json"
+
+
+def write_asset(
+    functions: Iterable[GraphFunction],
+    path: Path,
+    metadata: Mapping[str, str],
+    half_only: bool = False,
+    earlier: tuple[Path, set[str]] | None = None,
+) -> None:
+    """Write functions as one `.aimodel` to `path`, where nothing may be.
+
+    metadata: what the asset says of itself; half_only: as in `CoreAIOperations`; earlier: an asset and the
+    names of its functions that are taken over.
+    """
+    module = ca.Module.create() if earlier is None else _opened(*earlier)
+    with module:
+        operations = CoreAIOperations(Composites(module), half_only)
+        for function in functions:
+            _add(function, operations)
+    described = AIModelAssetMetadata()
+    described.model_description = json.dumps(dict(metadata), sort_keys=True)
+    ca.AIProgram(module).save_asset(path, described)
+    _make_reproducible(path)
+
+
+def _opened(path: Path, kept: set[str]) -> ca.Module:
+    """The module of an asset with those of its functions alone."""
+    module = ca.AIModelAsset.load(path).program._module
+    with module._context:
+        for operation in list(module._body.operations):
+            if isinstance(operation, GraphOp) and not operation.sym_name.value.startswith("_"):
+                name = operation.sym_name.value
+                if name not in kept and not _is_private(operation):
+                    operation.operation.erase()
+    return module
+
+
+def _is_private(graph: GraphOp) -> bool:
+    return graph.priv is not None
+
+
+def _add(function: GraphFunction, operations: CoreAIOperations) -> None:
+    """Build a function into the module that is being written."""
+    shapes = dict(function.inputs)
+    if function.state is not None:
+        shapes[STATE] = ("float16", function.state)
+    types = [ca.TensorType(shape, DTYPES[dtype])._to_mlir() for dtype, shape in shapes.values()]
+    graph = GraphOp(function.name, types, [], input_names=list(shapes))
+    with graph.block, writing_in(operations):
+        inputs = {
+            name: Tensor(Value._from_mlir(argument))
+            for name, argument in zip(shapes, graph.arguments, strict=True)
+        }
+        states = [inputs[STATE]] if function.state is not None else []
+        outputs = function.body(inputs | ({STATE: states} if states else {}))
+        if states:
+            outputs = outputs | {AFTER: states[-1]}
+        graph.outputs_spec = [(name, value.value._to_mlir()) for name, value in outputs.items()]
+    if states:
+        _mark_state(graph, list(shapes).index(STATE))
+
+
+def _mark_state(graph: GraphOp, index: int) -> None:
+    """Say that an argument is a state, which the result `kv_cache_after` is the new value of."""
+    attributes = [{entry.name: entry.attr for entry in each} for each in graph.arg_attrs]
+    attributes[index][MUTATED] = StringAttr.get(AFTER)
+    graph.arg_attrs = ArrayAttr.get([DictAttr.get(each) for each in attributes])
+
+
+def _make_reproducible(path: Path) -> None:
+    """The same asset, byte for byte, from the same inputs: the date of creation is taken out."""
+    file = path / METADATA
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    raw.pop("creationDate", None)
+    file.write_text(json.dumps(raw, indent=1, sort_keys=True) + "\n", encoding="utf-8")
