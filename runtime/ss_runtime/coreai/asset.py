@@ -28,8 +28,8 @@ LOCAL = "USE_LOCAL_COREAI"
 class OpenAsset:
     """An asset ready to run; its functions hold it open.
 
-    dtype: `float16` as the asset says, `float32` for the same graph without rounding; on the local runtime a
-    program is made for it (`programs.py`), but for `unchanged`; units: as in COMPUTE_UNITS.
+    dtype: `float16` as the asset says, `float32` for the same graph without rounding; on the local runtime
+    a program is made for it (`programs.py`), but for `unchanged`; units: as in COMPUTE_UNITS.
     """
 
     def __init__(self, path: Path, dtype: str = "float16", units: str = "all") -> None:

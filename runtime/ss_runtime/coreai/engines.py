@@ -95,8 +95,9 @@ class AssetFunction:
             raise UserError(f"{self._path}: '{self._name}' needs the input '{min(missing)}'")
         for name, shape in self.shapes.items():
             if inputs[name].shape != shape:
+                found = inputs[name].shape
                 raise UserError(
-                    f"{self._path}: '{self._name}': '{name}' has the shape {inputs[name].shape}, expected {shape}"
+                    f"{self._path}: '{self._name}': '{name}' has the shape {found}, expected {shape}"
                 )
         given = {
             name: self._array(np.ascontiguousarray(inputs[name], dtype))

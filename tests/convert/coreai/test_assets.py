@@ -1,4 +1,4 @@
-"""Core AI assets on Apple's local runtime against the reference: what an asset can hold and how it is cut."""
+"""Core AI assets on Apple's local runtime against the reference: what they can hold, how they are cut."""
 
 from __future__ import annotations
 
