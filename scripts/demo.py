@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code (1: a check of the tour failed)."""
     parser = CommandParser(
         prog="demo",
-        description="Convert the adapter to Core ML, MLX and, where its wheel is installed, Core AI; answer "
+        description="Convert the adapter to Core ML, MLX and, where it is installed, Core AI; answer "
         "questions drawn step by step, run one on the Core ML package and one on the Core AI asset, time "
         "them with drafts and without, replay the golden traces.",
         example="python -m scripts.demo --questions 5",
