@@ -188,7 +188,8 @@ class CoreAIOperations:
         return self.squeeze(Tensor(found), [0])
 
     def _explicit_attention(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-        scaled = self.mul(queries, np.array(queries.shape[-1] ** -0.5))
+        # fp16 rounds the scale of most head sizes.
+        scaled = self.to_float(self.mul(self._wide(queries), np.array(queries.shape[-1] ** -0.5)))
         scores = self.matmul(scaled, keys, transpose_y=True)
         hidden = self.to_float(Tensor(ca.not_(seen.value)))
         scores = self.add(scores, self.mul(hidden, np.array(MASKED)))
@@ -200,11 +201,15 @@ class CoreAIOperations:
     def update_state(self, state: list[Tensor], value: Tensor, rows: Tensor, begin) -> Tensor:
         """state: the values that it had in the function so far, the last one being what the call leaves."""
         begin = self._tensor(begin, np.int32)
-        end = self.add(begin, np.array(rows.shape, np.int32))
+        end = self.add(begin, self._sizes(rows.shape))
         steps = np.ones(len(rows.shape), np.int32)
         written = ca.slice_update(value.value, begin.value, end.value, steps, rows.value)
         state.append(Tensor(written))
         return state[-1]
+
+    def _sizes(self, shape: Sequence[int]):
+        """int32 [rank]."""
+        return np.array(shape, np.int32)
 
     def _constant(self, value: np.ndarray, dtype: type | None = None) -> Tensor:
         value = np.asarray(value)
