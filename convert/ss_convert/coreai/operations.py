@@ -174,23 +174,24 @@ class CoreAIOperations:
         return self.mul(self._over_rms(self._wide(x), axis, epsilon), self._along(gain, x, axis))
 
     def attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Apple's composite `scaled_dot_product_attention`: a batch of one, and a mask of what is seen."""
+        """Apple's composite `scaled_dot_product_attention`: a batch of one, and a mask of what is seen.
+
+        Its scale is 1: that of the queries is in their rotary tables, where it is not rounded.
+        """
         operands = {
             "query": self.expand_dims(queries, [0]),
             "key": self.expand_dims(keys, [0]),
             "value": self.expand_dims(values, [0]),
             "attn_mask": self.expand_dims(self.greater(mask, np.array(MASKED / 2)), [0]),
         }
-        attributes = {"is_causal": "false", "window_size": "0 : si64"}
+        attributes = {"is_causal": "false", "scale": "1.0 : f32", "window_size": "0 : si64"}
         found = self._composites.call(
             "scaled_dot_product_attention", attributes, operands, self._explicit_attention
         )
         return self.squeeze(Tensor(found), [0])
 
     def _explicit_attention(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-        # fp16 rounds the scale of most head sizes.
-        scaled = self.to_float(self.mul(self._wide(queries), np.array(queries.shape[-1] ** -0.5)))
-        scores = self.matmul(scaled, keys, transpose_y=True)
+        scores = self.matmul(queries, keys, transpose_y=True)
         hidden = self.to_float(Tensor(ca.not_(seen.value)))
         scores = self.add(scores, self.mul(hidden, np.array(MASKED)))
         return self.matmul(self.softmax(scores, -1), values)

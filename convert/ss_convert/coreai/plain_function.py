@@ -22,7 +22,7 @@ from ss_convert.graph.functions import GraphFunction, num_positions
 from ss_convert.graph.interface import MASKED, Shapes
 from ss_convert.graph.layers import Decoder, View, gather_tables, split_rotary
 from ss_convert.graph.operations import op
-from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.options import COMPOSITE, GraphOptions
 from ss_convert.graph.prefill_function import plain_layer
 from ss_convert.graph.tables import rotary_tables
 from ss_convert.graph.tree import outside_window
@@ -41,10 +41,10 @@ def plain_function(
 ) -> GraphFunction:
     """`main` beside the functions of an adapter with `config`, whose tables it shares.
 
-    It has the layout and the weights of `options`, and their context. Its attention is the fused one
+    It has the layout and the weights of `options`, and their context. Its attention is Apple's composite
     where the architecture allows it, as in Apple's own exports for these engines.
     """
-    options = replace(options, attention="fused")
+    options = replace(options, attention=COMPOSITE)
     scaled = for_attention(architecture, options.attention)
     tables = rotary_tables(scaled, num_positions(config, options), options.context)
     shape = (architecture.num_layers, 1, architecture.num_kv_heads, -1, architecture.head_dim)

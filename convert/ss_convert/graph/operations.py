@@ -92,7 +92,10 @@ class Operations(Protocol):
         """x / sqrt(mean(x²) + ε) · gain over `axis`, whatever the size of x: no square may overflow."""
 
     def attention(self, queries, keys, values, mask):
-        """Fused: softmax(queries · keysᵀ / √d + mask) · values. [g, n, d], [g, S, d] twice, [1, n, S]."""
+        """Fused: softmax(queries · keysᵀ · s + mask) · values. [g, n, d], [g, S, d] twice, [1, n, S].
+
+        s is 1 / √d in MIL and 1 in Core AI (`attention.for_attention`).
+        """
 
     # The state: a value that outlives the call.
     def read_state(self, state): ...

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
-from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.architecture import Architecture
+from ss_device.bundle import Bundle, BundledAdapter, StepFunctions
+from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError, library_errors
 from ss_device.files import sha256
 from ss_runtime.coreai.asset import OpenAsset, waited_for
 from ss_runtime.coreai.host_cache import HostCache
-from ss_runtime.function_step_model import Engine, FunctionStepModel, open_step_model
-
-STATE = "kv_cache"
+from ss_runtime.function_step_model import Engine, FunctionStepModel, chained, open_step_model
 
 
 def open_coreai_model(
@@ -29,21 +30,32 @@ def open_coreai_model(
         raise UserError(f"{bundle.path}: adapter '{adapter.app}' has no Core AI asset in this bundle")
     for name in functions.packages:
         _check_unchanged(bundle, name)
-    assets = [OpenAsset(bundle.path / name, dtype, compute_units) for name in functions.packages]
+    engines = asset_engines(
+        bundle.path, functions, adapter.config, bundle.manifest.architecture, dtype, compute_units
+    )
+    return open_step_model(bundle, adapter, functions, engines)
+
+
+def asset_engines(
+    folder: Path,
+    functions: StepFunctions,
+    config: SpeculativeConfig,
+    architecture: Architecture,
+    dtype: str = "float16",
+    compute_units: str = "all",
+) -> tuple[Engine, Engine]:
+    """Engines of the prefill and the step function. folder: what paths of assets are relative to."""
+    assets = [OpenAsset(folder / name, dtype, compute_units) for name in functions.packages]
+    first_msa_layer = architecture.num_layers - config.num_msa_layers
 
     def engine(part: int, name: str) -> Engine:
         function = AssetFunction(assets[part], name)
         if functions.graph.get("cache") != "inputs":
             return function
-        first, stop = functions.chain[part].layers if functions.chain else (0, _layers(bundle))
-        first_msa_layer = _layers(bundle) - adapter.config.num_msa_layers
-        return HostCache(function, range(first, stop), first_msa_layer)
+        layers = functions.chain[part].layers if functions.chain else (0, architecture.num_layers)
+        return HostCache(function, range(*layers), first_msa_layer)
 
-    return open_step_model(bundle, adapter, functions, engine)
-
-
-def _layers(bundle: Bundle) -> int:
-    return bundle.manifest.architecture.num_layers
+    return chained(functions, engine)
 
 
 def _check_unchanged(bundle: Bundle, asset: str) -> None:
