@@ -49,7 +49,7 @@ class CoreAIOperations:
 
     def __init__(self, composites: Composites, half_only: bool = False) -> None:
         self._composites = composites
-        self._half_only = half_only
+        self.half_only = half_only
 
     add, sub, mul = map(_binary, (ca.broadcasting_add, ca.broadcasting_sub, ca.broadcasting_mul))
     real_div = _binary(ca.broadcasting_divide)
@@ -77,7 +77,7 @@ class CoreAIOperations:
 
     def silu(self, x: Tensor) -> Tensor:
         # The fused form was reported to compute in float32.
-        return self.mul(x, Tensor(ca.sigmoid(x.value))) if self._half_only else Tensor(ca.silu(x.value))
+        return self.mul(x, Tensor(ca.sigmoid(x.value))) if self.half_only else Tensor(ca.silu(x.value))
 
     def gelu(self, x: Tensor, mode: str) -> Tensor:
         return Tensor(ca.gelu(x.value, approximate="none" if mode == "EXACT" else "tanh"))
@@ -233,11 +233,11 @@ class CoreAIOperations:
 
     def _wide(self, x: Tensor) -> Tensor:
         """float32, where it may be used."""
-        return x if self._half_only else self._cast(x, np.float32)
+        return x if self.half_only else self._cast(x, np.float32)
 
     def _over_rms(self, x: Tensor, axis: int, epsilon: float) -> Tensor:
         """x / sqrt(mean(x²) + ε) in the graph's dtype."""
-        if self._half_only:
+        if self.half_only:
             return self._over_rms_in_half(x, axis, epsilon)
         mean = self._reduced(ca.reduce_mean, self.mul(x, x), [axis], True)
         inverse = Tensor(ca.rsqrt(self.add(mean, np.float32(epsilon)).value))
@@ -249,8 +249,9 @@ class CoreAIOperations:
         largest = self.maximum(largest, np.array(SMALLEST))
         scaled = self.real_div(x, largest)
         mean = self._reduced(ca.reduce_mean, self.mul(scaled, scaled), [axis], True)
-        left = self.real_div(self.real_div(np.array(epsilon), largest), largest)
-        return self.mul(scaled, Tensor(ca.rsqrt(self.add(mean, left).value)))
+        # ε over the square of what was divided by, as a square itself: ε alone is a subnormal number.
+        left = self.real_div(np.array(epsilon**0.5), largest)
+        return self.mul(scaled, Tensor(ca.rsqrt(self.add(mean, self.mul(left, left)).value)))
 
     def _along(self, vector, x: Tensor, axis: int) -> Tensor:
         """A vector [width] as it is multiplied with x along `axis`."""

@@ -278,6 +278,8 @@ def gather_rotary(table: RotaryTable, positions):
     The query half carries the queries' scale, so that no rounded scale constant is needed. The first
     half of each sine is negated: rotate(x) = x·cos + swap_halves(x)·sine.
     """
+    if op.half_only:
+        return op.gather(table.in_half(), indices=positions, axis=0)
     rows = op.gather(table.values, indices=positions, axis=0)
     cosine, sine = split(rows, [rows.shape[1] // 2] * 2, axis=1)
     negated = op.mul(sine, np.float32(-1))

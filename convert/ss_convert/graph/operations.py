@@ -19,7 +19,12 @@ from ss_convert.graph.compression import Stored
 
 
 class Operations(Protocol):
-    """What a dialect has. Shapes are static; axes count from 0, or from the end where they are negative."""
+    """What a dialect has. Shapes are static; axes count from 0, or from the end where they are negative.
+
+    half_only: float32 may not even stand in between.
+    """
+
+    half_only: bool
 
     def constant(self, value: np.ndarray, name: str):
         """A constant with a name of its own, to be used more than once."""

@@ -23,6 +23,12 @@ class RotaryTable:
     values: np.ndarray
     scale: np.float32
 
+    def in_half(self) -> np.ndarray:
+        """fp16 [positions, 4·rotated]: what `layers.gather_rotary` makes of every row."""
+        cosine, sine = np.split(self.values, 2, axis=1)
+        keys = np.concatenate([cosine, cosine, -sine, sine], axis=1)
+        return np.concatenate([keys * self.scale, keys], axis=1).astype(np.float16)
+
 
 def rotary_tables(
     architecture: Architecture, num_positions: int, context: int

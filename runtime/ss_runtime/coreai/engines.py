@@ -78,7 +78,7 @@ class AssetFunction:
         self._function = asset.function(name)
         self._array = NDArray
         described = self._function.desc
-        self._dtypes = {n: str(described.input_descriptor(n).dtype) for n in described.input_names}
+        self.dtypes = {n: str(described.input_descriptor(n).dtype) for n in described.input_names}
         self._states = {n: described.state_descriptor(n) for n in described.state_names}
         self.shapes = {n: tuple(described.input_descriptor(n).shape) for n in described.input_names}
 
@@ -91,11 +91,11 @@ class AssetFunction:
 
     def predict(self, inputs: Mapping[str, np.ndarray], state: dict) -> dict[str, np.ndarray]:
         """Run the function once; changes `state`. Raises UserError for what the runtime refuses."""
-        if missing := self._dtypes.keys() - inputs.keys():
+        if missing := self.dtypes.keys() - inputs.keys():
             raise UserError(f"{self._path}: '{self._name}' needs the input '{min(missing)}'")
         given = {
             name: self._array(np.ascontiguousarray(inputs[name], dtype))
-            for name, dtype in self._dtypes.items()
+            for name, dtype in self.dtypes.items()
         }
         with library_errors(f"{self._path}: Core AI cannot run '{self._name}'"):
             outputs = waited_for(self._function(given, state))
