@@ -1,4 +1,7 @@
-"""The Core AI stage: the functions of all adapters in one asset, or one asset per part."""
+"""The Core AI stage: the functions of all adapters in one asset, or one asset per part.
+
+One asset also holds the base as a plain model, and beside it is what Apple's tools read it by.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ss_convert.coreai_options import coreai_options
+from ss_convert.coreai.language_bundle import METADATA, write_language_bundle
+from ss_convert.coreai.plain_function import MAIN, plain_function
+from ss_convert.coreai_options import coreai_options, why_no_main
 from ss_convert.graph.description import describe, package_metadata
 from ss_convert.graph.functions import GraphFunction, adapter_functions
 from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.parts import Part, parts_of
 from ss_convert.planning import Plan, PlannedAdapter
 from ss_convert.weight_source import WeightSource
-from ss_device.bundle import BundledAdapter, StepFunctions
+from ss_device.bundle import ASSETS, BundledAdapter, StepFunctions
 from ss_device.config import SpeculativeConfig
 
 
@@ -36,13 +41,16 @@ def write(plan: Plan, folder: Path, weights: WeightSource) -> dict[str, dict]:
         path = folder / asset
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
+        earlier = _earlier(plan, index)
         write_asset(
-            list(_functions(plan, part, weights)),
+            [*_functions(plan, part, weights), *_plain(plan, weights, is_kept=earlier is not None)],
             path,
             package_metadata(plan.base.identity, entries, index),
             half_only=plan.package.preset == "ane",
-            earlier=_earlier(plan, index),
+            earlier=earlier,
         )
+    if why_no_main(_options(plan, plan.adapters[0])) is None:
+        write_language_bundle(path, plan.base, plan.package.context)
     return {app: asdict(functions) for app, (_, functions) in entries.items()}
 
 
@@ -57,6 +65,16 @@ def _functions(plan: Plan, part: Part, weights: WeightSource) -> Iterator[GraphF
         if options.lora == "baked" or (plan.into is None and planned is plan.adapters[0]):
             stored = weights.stored(options)
             yield from adapter_functions(plan.base.architecture, stored, planned.adapter, options, part)
+
+
+def _plain(plan: Plan, weights: WeightSource, is_kept: bool) -> list[GraphFunction]:
+    """`main`, unless it is in the earlier asset, of which functions are kept, or the asset has none."""
+    first = plan.adapters[0]
+    options = _options(plan, first)
+    is_there = is_kept and f"{ASSETS}/{METADATA}" in plan.into.manifest.files
+    if is_there or why_no_main(options) is not None:
+        return []
+    return [plain_function(plan.base.architecture, weights.stored(options), first.adapter.config, options)]
 
 
 def _kept_adapters(plan: Plan) -> dict[str, BundledAdapter]:
@@ -76,4 +94,4 @@ def _earlier(plan: Plan, part: int) -> tuple[Path, set[str]] | None:
     if not kept:
         return None
     names = {name for entry in kept.values() for name in (entry.coreai.prefill, entry.coreai.step)}
-    return plan.into.path / next(iter(kept.values())).coreai.packages[part], names
+    return plan.into.path / next(iter(kept.values())).coreai.packages[part], names | {MAIN}

@@ -50,9 +50,11 @@ def plain_function(
     shape = (architecture.num_layers, 1, architecture.num_kv_heads, -1, architecture.head_dim)
 
     def body(inputs: dict) -> dict:
-        return build_main(Decoder(architecture, PlainWeights(architecture, weights), options), tables, inputs)
+        return build_main(
+            Decoder(architecture, PlainWeights(architecture, weights), options), tables, inputs
+        )
 
-    return GraphFunction(MAIN, INPUTS, {name: ("float16", shape) for name in (KEYS, VALUES)}, body)
+    return GraphFunction(MAIN, INPUTS, dict.fromkeys((KEYS, VALUES), ("float16", shape)), body)
 
 
 def build_main(decoder: Decoder, tables: Mapping, inputs: dict) -> dict:
@@ -98,9 +100,7 @@ class GrowingCache:
         return tuple(self._write(s, layer, new) for s, new in zip(self._states, rows, strict=True))
 
     def _write(self, state, layer: int, rows):
-        begin = op.concat(
-            [np.array([layer, 0, 0], np.int32), self.first, np.zeros(1, np.int32)], axis=0
-        )
+        begin = op.concat([np.array([layer, 0, 0], np.int32), self.first, np.zeros(1, np.int32)], axis=0)
         rows = op.expand_dims(rows, axes=[0, 1])
         value = op.update_state(state, op.read_state(state), rows, begin)
         plane = op.slice_by_size(value, begin=[layer, 0, 0, 0, 0], size=[1, *value.shape[1:]])

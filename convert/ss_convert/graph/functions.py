@@ -34,8 +34,8 @@ from ss_device.config import SpeculativeConfig
 class GraphFunction:
     """A function to be written in a dialect.
 
-    inputs: as in `interface.py`; states: the same of the values that outlive a call, `kv_cache` unless it is
-    an input like others; body: values by name, states among them, → outputs by name.
+    inputs: as in `interface.py`; states: the same of the values that outlive a call, `kv_cache` unless it
+    is an input like others; body: values by name, states among them, → outputs by name.
     """
 
     name: str

@@ -67,9 +67,7 @@ class BaseWeights:
 class PlainWeights:
     """Base weights by name, and no adapter."""
 
-    def __init__(
-        self, architecture: Architecture, weights: Mapping[str, np.ndarray] | BaseWeights
-    ) -> None:
+    def __init__(self, architecture: Architecture, weights: Mapping[str, np.ndarray] | BaseWeights) -> None:
         self._base = weights if isinstance(weights, BaseWeights) else BaseWeights(architecture, weights)
 
     def base(self, name: str) -> np.ndarray:
