@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ss_convert.coreai.language_bundle import METADATA, write_language_bundle
+from ss_convert.coreai.language_bundle import write_language_bundle
 from ss_convert.coreai.plain_function import MAIN, plain_function
 from ss_convert.coreai_options import coreai_options, why_no_main
 from ss_convert.graph.description import describe, package_metadata
@@ -19,7 +19,7 @@ from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.parts import Part, parts_of
 from ss_convert.planning import Plan, PlannedAdapter
 from ss_convert.weight_source import WeightSource
-from ss_device.bundle import ASSETS, BundledAdapter, StepFunctions
+from ss_device.bundle import BundledAdapter, StepFunctions
 from ss_device.config import SpeculativeConfig
 
 
@@ -43,14 +43,14 @@ def write(plan: Plan, folder: Path, weights: WeightSource) -> dict[str, dict]:
         path.parent.mkdir(parents=True, exist_ok=True)
         earlier = _earlier(plan, index)
         write_asset(
-            [*_functions(plan, part, weights), *_plain(plan, weights, is_kept=earlier is not None)],
+            [*_functions(plan, part, weights), *([] if earlier else _plain(plan, weights))],
             path,
             package_metadata(plan.base.identity, entries, index),
             half_only=plan.package.preset == "ane",
             earlier=earlier,
         )
     if why_no_main(_options(plan, plan.adapters[0])) is None:
-        write_language_bundle(path, plan.base, plan.package.context)
+        write_language_bundle(folder / plan.assets[0], plan.base, plan.package.context)
     return {app: asdict(functions) for app, (_, functions) in entries.items()}
 
 
@@ -67,12 +67,11 @@ def _functions(plan: Plan, part: Part, weights: WeightSource) -> Iterator[GraphF
             yield from adapter_functions(plan.base.architecture, stored, planned.adapter, options, part)
 
 
-def _plain(plan: Plan, weights: WeightSource, is_kept: bool) -> list[GraphFunction]:
-    """`main`, unless it is in the earlier asset, of which functions are kept, or the asset has none."""
+def _plain(plan: Plan, weights: WeightSource) -> list[GraphFunction]:
+    """`main`, where the asset has one."""
     first = plan.adapters[0]
     options = _options(plan, first)
-    is_there = is_kept and f"{ASSETS}/{METADATA}" in plan.into.manifest.files
-    if is_there or why_no_main(options) is not None:
+    if why_no_main(options) is not None:
         return []
     return [plain_function(plan.base.architecture, weights.stored(options), first.adapter.config, options)]
 
