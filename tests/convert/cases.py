@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from ss_convert.graph.parts import part_names, parts_of
 from ss_convert.graph.weights import ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
+from ss_device.bundle import StepFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.families import canonical_parts
 from ss_device.reference.step_model import ReferenceStepModel
@@ -81,14 +82,8 @@ def open_package(path, functions, config, architecture, dtype="float32") -> Func
     return FunctionStepModel(*engines, functions, config, architecture)
 
 
-def make_coreai(
-    base: BaseFolder,
-    adapter: Adapter,
-    options: GraphOptions,
-    path: Path,
-    dtype: str = "float32",
-) -> FunctionStepModel:
-    """Write an asset, or one per part, and open it on Apple's local runtime."""
+def write_coreai(base: BaseFolder, adapter: Adapter, options: GraphOptions, path: Path) -> StepFunctions:
+    """Write an asset, or one per part → where the functions are."""
     from ss_convert.coreai.asset import write_asset
 
     options = coreai_options(options, None if options.cache == "state" else options.cache)
@@ -98,9 +93,15 @@ def make_coreai(
     for part, name in zip(parts, names, strict=True):
         functions = adapter_functions(architecture, base.weights(), adapter, options, part)
         write_asset(functions, path.parent / name, {}, half_only=options.preset == "ane")
-    described = describe(adapter, architecture, options, [f"{path.parent.name}/{name}" for name in names])
-    described = replace(described, graph={**described.graph, "cache": options.cache})
-    return open_assets(path.parent.parent, described, adapter.config, architecture, dtype)
+    return describe(adapter, architecture, options, [f"{path.parent.name}/{name}" for name in names])
+
+
+def make_coreai(
+    base: BaseFolder, adapter: Adapter, options: GraphOptions, path: Path, dtype: str = "float32"
+) -> FunctionStepModel:
+    """Write an asset, or one per part, and open it on Apple's local runtime."""
+    functions = write_coreai(base, adapter, options, path)
+    return open_assets(path.parent.parent, functions, adapter.config, base.architecture, dtype)
 
 
 def open_assets(bundle: Path, functions, config, architecture, dtype="float32") -> FunctionStepModel:

@@ -14,8 +14,9 @@ from coreai.authoring import Value
 from coreai.authoring.constant import constant as ca_constant
 
 from ss_convert.coreai.composites import Composites
+from ss_convert.coreai.small_integers import integers
 from ss_convert.coreai.tensor import Tensor
-from ss_convert.graph.compression import Quantized, Stored
+from ss_convert.graph.compression import Palettized, Quantized, Stored
 from ss_convert.graph.interface import MASKED
 
 UNSIGNED_AXES = np.uint32
@@ -72,8 +73,8 @@ class CoreAIOperations:
         return self.greater(y, x)
 
     def greater_equal(self, x, y) -> Tensor:
-        """Of integers: there is no NaN that both comparisons would deny."""
-        return Tensor(ca.not_(self.greater(y, x).value))
+        """Not the opposite of `less`: a NaN denies both."""
+        return Tensor(ca.or_(self.greater(x, y).value, self.equal(x, y).value))
 
     def silu(self, x: Tensor) -> Tensor:
         # The fused form was reported to compute in float32.
@@ -121,7 +122,8 @@ class CoreAIOperations:
         return Tensor(ca.slice_(x.value, first, first + np.array(size, np.int32), np.ones_like(first)))
 
     def identity(self, x: Tensor) -> Tensor:
-        return self.add(x, np.zeros(1))
+        # Of all numbers, -0 alone changes none, -0 included.
+        return self.add(x, -np.zeros(1))
 
     def gather(self, x, indices: Tensor, axis: int) -> Tensor:
         x = x if isinstance(x, Tensor) else self._constant(x, x.dtype)
@@ -267,18 +269,15 @@ class CoreAIOperations:
 
 def _dequantized(stored: Quantized, ones: tuple[int, ...]) -> Value:
     """scale · data in fp16."""
-    integers = {4: ca.int4, 8: ca.int8}[stored.bits]
     scale = stored.scale.reshape(stored.scale.shape + ones)
-    data = ca_constant(stored.data.reshape(stored.data.shape + ones), dtype=integers)
-    nothing = ca_constant(np.zeros(scale.shape, np.int8), dtype=integers)
+    data = integers(stored.data.reshape(stored.data.shape + ones), stored.bits)
+    nothing = integers(np.zeros(scale.shape, np.int8), stored.bits)
     return ca.blockwise_shift_scale(data, scale, nothing, np.zeros_like(scale))
 
 
-def _looked_up(stored, ones: tuple[int, ...]) -> Value:
+def _looked_up(stored: Palettized, ones: tuple[int, ...]) -> Value:
     """table[group of the row][index] in fp16."""
     groups, palettes = stored.table.shape
-    indices = ca_constant(
-        stored.indices.reshape(stored.indices.shape + ones), dtype={4: ca.uint4}[stored.bits]
-    )
+    indices = integers(stored.indices.reshape(stored.indices.shape + ones), stored.bits)
     table = stored.table.reshape(groups, 1, *ones, palettes, 1)
-    return ca.lut_to_dense(indices, table, np.int32(0))
+    return ca.lut_to_dense(indices, table, np.int16(0))

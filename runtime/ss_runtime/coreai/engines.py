@@ -93,6 +93,12 @@ class AssetFunction:
         """Run the function once; changes `state`. Raises UserError for what the runtime refuses."""
         if missing := self.dtypes.keys() - inputs.keys():
             raise UserError(f"{self._path}: '{self._name}' needs the input '{min(missing)}'")
+        for name, shape in self.shapes.items():
+            if inputs[name].shape != shape:
+                found = inputs[name].shape
+                raise UserError(
+                    f"{self._path}: '{self._name}': '{name}' has the shape {found}, expected {shape}"
+                )
         given = {
             name: self._array(np.ascontiguousarray(inputs[name], dtype))
             for name, dtype in self.dtypes.items()
