@@ -18,6 +18,7 @@ from coreai.authoring.graph_builder import GraphOp
 from coreai.runtime import AIModelAssetMetadata
 
 from ss_convert.coreai.composites import Composites
+from ss_convert.coreai.constants import Constants
 from ss_convert.coreai.dynamic_operations import DynamicOperations
 from ss_convert.coreai.operations import CoreAIOperations
 from ss_convert.coreai.tensor import Tensor
@@ -45,9 +46,9 @@ def write_asset(
     """
     module = ca.Module.create() if earlier is None else _opened(*earlier)
     with module:
-        composites = Composites(module)
+        composites, constants = Composites(module), Constants()
         for function in functions:
-            _add(function, _operations_of(function)(composites, half_only))
+            _add(function, _operations_of(function)(composites, half_only, constants))
     described = AIModelAssetMetadata()
     described.model_description = json.dumps(dict(metadata), sort_keys=True)
     ca.AIProgram(module).save_asset(path, described)

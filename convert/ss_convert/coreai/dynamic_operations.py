@@ -35,9 +35,13 @@ class DynamicOperations(CoreAIOperations):
         return Tensor(Value._from_mlir(reshaped.result))
 
     def expand_dims(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        if not _is_dynamic(x):
+            return super().expand_dims(x, axes)
         return Tensor(ca.expand_dims(x.value, np.array(axes, np.int32)))
 
     def squeeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        if not _is_dynamic(x):
+            return super().squeeze(x, axes)
         return Tensor(ca.shrink_dims(x.value, np.array(axes, np.int32) % len(x.shape)))
 
     def slice_by_size(self, x: Tensor, begin: Sequence[int], size: Sequence[int | Size]) -> Tensor:

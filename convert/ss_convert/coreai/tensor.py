@@ -32,10 +32,13 @@ class Size:
 
 
 class Tensor:
-    """A value with its shape and numpy dtype. What varies from call to call is a `Size` in the shape."""
+    """A value with its shape and numpy dtype. What varies from call to call is a `Size` in the shape.
 
-    def __init__(self, value: Value) -> None:
-        self.value = value
+    array: what a constant was made of.
+    """
+
+    def __init__(self, value: Value, array: np.ndarray | None = None) -> None:
+        self.value, self.array = value, array
         kind = value.type
         self.shape: tuple[int | Size, ...] = tuple(
             extent if extent >= 0 else Size(self, axis) for axis, extent in enumerate(kind.shape)
