@@ -104,7 +104,9 @@ def mlx_back_end(subject: Subject, stream_rows: str = "kept") -> MLXBackEnd:
         bucket=16,
     )
     tensors = {**subject.adapter.tensors, **factors}
-    return MLXBackEnd(subject.base.architecture, subject.adapter.config, subject.weights, tensors, settings)
+    return MLXBackEnd(
+        subject.base.architecture, subject.adapter.config, subject.weights, tensors, settings
+    )
 
 
 class ExecutorBackEnd(FunctionStepModel):

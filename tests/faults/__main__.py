@@ -1,10 +1,10 @@
 """python -m tests.faults: kills, refusals and races of every command. Exit code 1 where something fails.
 
-python -m tests.faults kills --command into --every 5
-python -m tests.faults kills --command base --point 84h
-python -m tests.faults refusals --command convert-mlx
-python -m tests.faults races --rounds 20 --seed 1
-python -m tests.faults interleaved --race into-two
+    python -m tests.faults kills --command into --every 5
+    python -m tests.faults kills --command base --point 84h
+    python -m tests.faults refusals --command convert-mlx
+    python -m tests.faults races --rounds 20 --seed 1
+    python -m tests.faults interleaved --race into-two
 """
 
 from __future__ import annotations

@@ -78,7 +78,9 @@ def points(command: Command, place: Place) -> Iterator[tuple[int, Operation, Pat
         raise RuntimeError(f"{command.name}: failed while it was watched: {child.finished.err}")
 
 
-def kill_everywhere(command: Command, place: Place, chosen: Chosen, only: str | None = None) -> Outcome:
+def kill_everywhere(
+    command: Command, place: Place, chosen: Chosen, only: str | None = None
+) -> Outcome:
     """Check what a kill leaves at the chosen points. only: one point, `12` or `12h`."""
     reference, outcome, seen = reference_of(command, place), Outcome(command.name), set()
     volatile = reference.volatile
@@ -141,3 +143,4 @@ def _rerun(reference: Reference, place: Place, state: Path) -> str:
         return f"after the rerun: {'; '.join(found[:4])}"
     opened = run(lambda: command.read(folder / command.result), folder)
     return f"the rerun's result cannot be read: {opened.last_line}" if opened.status else ""
+

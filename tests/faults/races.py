@@ -141,3 +141,4 @@ def at_random(race: Race, place: Place, rounds: int, seed: int, only: int | None
         label = f"{'second' if late else 'first'} command {delay * 1000:.0f} ms later"
         tally.add(f"{race.name}#{seed}:{number}", label, *judge.outcome(folder, ends))
     return tally
+

@@ -103,3 +103,5 @@ def _rerun(reference: Reference, place: Place, folder: Path) -> str:
         return f"the rerun ends with {finished.status}: {finished.last_line}"
     found = reference.after_rerun(folder)
     return f"after the rerun: {'; '.join(found[:4])}" if found else ""
+
+
