@@ -22,7 +22,7 @@ LARGE = 256
 
 
 class Constants:
-    """Those of one asset: equal ones are stored once."""
+    """Those of one asset: equal ones are stored once. Arrays are kept as they are until it is written."""
 
     def __init__(self) -> None:
         self._stored: dict[str, Attribute] = {}
@@ -40,7 +40,9 @@ class Constants:
         return self._large(RankedTensorType.get(values.shape, make(bits)), packed(values, bits))
 
     def _large(self, kind: Type, data: np.ndarray) -> Value:
-        name = f"c{sha256(str(kind).encode() + data.tobytes()).hexdigest()[:24]}"
+        digest = sha256(str(kind).encode())
+        digest.update(data)
+        name = f"c{digest.hexdigest()[:24]}"
         if name not in self._stored:
             self._stored[name] = DenseResourceElementsAttr.get_from_buffer(data, name, kind)
         return Value._from_mlir(ConstantOp(value=self._stored[name]).result)

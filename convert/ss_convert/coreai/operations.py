@@ -50,7 +50,7 @@ class CoreAIOperations:
     def __init__(
         self, composites: Composites, half_only: bool = False, constants: Constants | None = None
     ) -> None:
-        self._composites, self._constants = composites, constants or Constants()
+        self.composites, self._constants = composites, constants or Constants()
         self.half_only = half_only
 
     add, sub, mul = map(_binary, (ca.broadcasting_add, ca.broadcasting_sub, ca.broadcasting_mul))
@@ -190,7 +190,7 @@ class CoreAIOperations:
             "attn_mask": self.expand_dims(self.greater(mask, np.array(MASKED / 2)), [0]),
         }
         attributes = {"is_causal": "false", "scale": "1.0 : f32", "window_size": "0 : si64"}
-        found = self._composites.call(
+        found = self.composites.call(
             "scaled_dot_product_attention", attributes, operands, self._explicit_attention
         )
         return self.squeeze(Tensor(found), [0])
@@ -221,7 +221,7 @@ class CoreAIOperations:
         value = np.asarray(value)
         if dtype is None:
             dtype = np.float16 if np.issubdtype(value.dtype, np.floating) else value.dtype
-        value = value.astype(dtype)
+        value = value.astype(dtype, copy=False)
         return Tensor(self._constants.array(value), value)
 
     def _tensor(self, value, dtype: type) -> Tensor:
