@@ -101,9 +101,10 @@ def check_asset(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> None
     from ss_runtime.coreai.engines import asset_engines
     from ss_runtime.function_step_model import open_step_model
 
-    # Not as a bundle's, whose files are known by their digests: this one is not finished.
+    # No digests are written yet that its files could be compared with.
     engines = asset_engines(bundle.path, entry.coreai, entry.config, base.architecture, "float32")
-    check_steps(open_step_model(bundle, entry, entry.coreai, engines), "coreai", bundle, entry, base)
+    model = open_step_model(bundle, entry, entry.coreai, engines)
+    check_steps(model, "coreai", bundle, entry, base)
 
 
 def check_steps(

@@ -37,6 +37,22 @@ def coreai_options(options: GraphOptions, cache: str | None) -> GraphOptions:
     return replace(options, cache=cache, attention=attention, pad_state=False)
 
 
+def why_no_main(options: GraphOptions) -> str | None:
+    """Why an asset has no `main` for Apple's engines (`coreai/plain_function.py`); None: it has one."""
+    if options.cuts:
+        return f"it is in {len(options.cuts) + 1} parts, and their bundles have one asset"
+    if options.preset == "ane":
+        # A load that prefers the Neural Engine was reported to fail over what it cannot compile.
+        return "its sizes vary, which the Neural Engine does not take"
+    return None
+
+
+def plain_notes(options: GraphOptions) -> list[str]:
+    """What the user should know of the base in Apple's tools."""
+    reason = why_no_main(options)
+    return [f"Core AI: no function 'main' of the base for Apple's tools: {reason}"] if reason else []
+
+
 def large_state_notes(options: GraphOptions) -> list[str]:
     """What the user should know of the asset."""
     slots = num_slots(options)

@@ -1,4 +1,7 @@
-"""The Core AI stage: the functions of all adapters in one asset, or one asset per part."""
+"""The Core AI stage: the functions of all adapters in one asset, or one asset per part.
+
+One asset also holds the base as a plain model, and beside it is what Apple's tools read it by.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from ss_convert.coreai_options import coreai_options
+from ss_convert.coreai.language_bundle import write_language_bundle
+from ss_convert.coreai.plain_function import MAIN, plain_function
+from ss_convert.coreai_options import coreai_options, why_no_main
 from ss_convert.graph.description import describe, package_metadata
 from ss_convert.graph.functions import GraphFunction, adapter_functions
 from ss_convert.graph.options import GraphOptions
@@ -35,13 +40,16 @@ def write(plan: Plan, folder: Path, weights: WeightSource) -> dict[str, dict]:
         path = folder / asset
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
+        earlier = _earlier(plan, index)
         write_asset(
-            list(_functions(plan, part, weights)),
+            [*_functions(plan, part, weights), *([] if earlier else _plain(plan, weights))],
             path,
             package_metadata(plan.base.identity, entries, index),
             half_only=plan.package.preset == "ane",
-            earlier=_earlier(plan, index),
+            earlier=earlier,
         )
+    if why_no_main(_options(plan, plan.adapters[0])) is None:
+        write_language_bundle(folder / plan.assets[0], plan.base, plan.package.context)
     return {app: asdict(functions) for app, (_, functions) in entries.items()}
 
 
@@ -56,6 +64,15 @@ def _functions(plan: Plan, part: Part, weights: WeightSource) -> Iterator[GraphF
         if options.lora == "baked" or (plan.into is None and planned is plan.adapters[0]):
             stored = weights.stored(options)
             yield from adapter_functions(plan.base.architecture, stored, planned.adapter, options, part)
+
+
+def _plain(plan: Plan, weights: WeightSource) -> list[GraphFunction]:
+    """`main`, where the asset has one."""
+    first = plan.adapters[0]
+    options = _options(plan, first)
+    if why_no_main(options) is not None:
+        return []
+    return [plain_function(plan.base.architecture, weights.stored(options), first.adapter.config, options)]
 
 
 def _kept_adapters(plan: Plan) -> dict[str, BundledAdapter]:
@@ -75,4 +92,4 @@ def _earlier(plan: Plan, part: int) -> tuple[Path, set[str]] | None:
     if not kept:
         return None
     names = {name for entry in kept.values() for name in (entry.coreai.prefill, entry.coreai.step)}
-    return plan.into.path / next(iter(kept.values())).coreai.packages[part], names
+    return plan.into.path / next(iter(kept.values())).coreai.packages[part], names | {MAIN}

@@ -6,7 +6,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from ss_convert import golden, tokens_beyond
-from ss_convert.coreai_options import check_installed, coreai_options, large_state_notes
+from ss_convert.coreai_options import (
+    check_installed,
+    coreai_options,
+    large_state_notes,
+    plain_notes,
+)
 from ss_convert.graph.interface import function_names
 from ss_convert.graph.options import GraphOptions, check_adapter
 from ss_convert.graph.parts import choose_cuts, part_names
@@ -79,7 +84,8 @@ class Plan:
     def _notes_of_functions(self) -> list[str]:
         notes = tokens_beyond.notes(self.base.path / "tokenizer.json", self.base.architecture.vocab_size)
         if "coreai" in self.targets:
-            notes += large_state_notes(coreai_options(self.adapters[0].options, self.package.coreai_cache))
+            options = coreai_options(self.adapters[0].options, self.package.coreai_cache)
+            notes += large_state_notes(options) + plain_notes(options)
         return notes
 
     @property

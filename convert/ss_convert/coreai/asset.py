@@ -18,16 +18,17 @@ from coreai.authoring.graph_builder import GraphOp
 from coreai.runtime import AIModelAssetMetadata
 
 from ss_convert.coreai.composites import Composites
+from ss_convert.coreai.constants import Constants
+from ss_convert.coreai.dynamic_operations import DynamicOperations
 from ss_convert.coreai.operations import CoreAIOperations
 from ss_convert.coreai.tensor import Tensor
 from ss_convert.graph.functions import GraphFunction
-from ss_convert.graph.interface import STATE
 from ss_convert.graph.operations import writing_in
 
 DTYPES = {"float16": np.float16, "int32": np.int32}
 # The compiler makes an argument a state where this names the result that is its value after the call.
 MUTATED = "MutableBuffers.buffer_mutation"
-AFTER = f"{STATE}_after"
+AFTER = "{}_after"
 METADATA = "metadata.json"
 
 
@@ -45,9 +46,9 @@ def write_asset(
     """
     module = ca.Module.create() if earlier is None else _opened(*earlier)
     with module:
-        operations = CoreAIOperations(Composites(module), half_only)
+        composites, constants = Composites(module), Constants()
         for function in functions:
-            _add(function, operations)
+            _add(function, _operations_of(function)(composites, half_only, constants))
     described = AIModelAssetMetadata()
     described.model_description = json.dumps(dict(metadata), sort_keys=True)
     ca.AIProgram(module).save_asset(path, described)
@@ -74,11 +75,15 @@ def _callees(graph: GraphOp) -> set[str]:
     return {str(each.attributes["callee"]).removeprefix("@") for each in calls}
 
 
+def _operations_of(function: GraphFunction) -> type[CoreAIOperations]:
+    """Those for sizes that vary where an input or a state has one (-1)."""
+    shapes = [shape for _, shape in (function.inputs | function.states).values()]
+    return DynamicOperations if any(-1 in shape for shape in shapes) else CoreAIOperations
+
+
 def _add(function: GraphFunction, operations: CoreAIOperations) -> None:
     """Build a function into the module that is being written."""
-    shapes = dict(function.inputs)
-    if function.state is not None:
-        shapes[STATE] = ("float16", function.state)
+    shapes = function.inputs | function.states
     types = [ca.TensorType(shape, DTYPES[dtype])._to_mlir() for dtype, shape in shapes.values()]
     operations.composites.function = function.name
     graph = GraphOp(function.name, types, [], input_names=list(shapes))
@@ -87,19 +92,18 @@ def _add(function: GraphFunction, operations: CoreAIOperations) -> None:
             name: Tensor(Value._from_mlir(argument))
             for name, argument in zip(shapes, graph.arguments, strict=True)
         }
-        states = [inputs[STATE]] if function.state is not None else []
-        outputs = function.body(inputs | ({STATE: states} if states else {}))
-        if states:
-            outputs = outputs | {AFTER: states[-1]}
+        states = {name: [inputs[name]] for name in function.states}
+        outputs = function.body(inputs | states)
+        outputs = outputs | {AFTER.format(name): values[-1] for name, values in states.items()}
         graph.outputs_spec = [(name, value.value._to_mlir()) for name, value in outputs.items()]
-    if states:
-        _mark_state(graph, list(shapes).index(STATE))
+    _mark_states(graph, {list(shapes).index(name): AFTER.format(name) for name in states})
 
 
-def _mark_state(graph: GraphOp, index: int) -> None:
-    """Say that an argument is a state, which the result `kv_cache_after` is the new value of."""
+def _mark_states(graph: GraphOp, results: Mapping[int, str]) -> None:
+    """Say which arguments are states, and the results that are their new values."""
     attributes = [{entry.name: entry.attr for entry in each} for each in graph.arg_attrs]
-    attributes[index][MUTATED] = StringAttr.get(AFTER)
+    for index, name in results.items():
+        attributes[index][MUTATED] = StringAttr.get(name)
     graph.arg_attrs = ArrayAttr.get([DictAttr.get(each) for each in attributes])
 
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from coreai import authoring as ca
 from coreai.authoring import Value
-from coreai.authoring.constant import constant as ca_constant
 
 from ss_convert.coreai.composites import Composites
-from ss_convert.coreai.small_integers import integers
+from ss_convert.coreai.constants import Constants
 from ss_convert.coreai.tensor import Tensor
 from ss_convert.graph.compression import Palettized, Quantized, Stored
 from ss_convert.graph.interface import MASKED
@@ -45,11 +44,13 @@ class CoreAIOperations:
     """`graph.operations.Operations` for the functions of one asset.
 
     half_only: nothing may be float32 in between (Apple's Neural Engine), else norms are computed in
-    float32; composites: where fused operations are declared.
+    float32; composites: where fused operations are declared; constants: those of the asset so far.
     """
 
-    def __init__(self, composites: Composites, half_only: bool = False) -> None:
-        self.composites = composites
+    def __init__(
+        self, composites: Composites, half_only: bool = False, constants: Constants | None = None
+    ) -> None:
+        self.composites, self._constants = composites, constants or Constants()
         self.half_only = half_only
 
     add, sub, mul = map(_binary, (ca.broadcasting_add, ca.broadcasting_sub, ca.broadcasting_mul))
@@ -66,7 +67,7 @@ class CoreAIOperations:
         ones = (1,) * trailing
         if isinstance(stored, np.ndarray):
             return self._constant(stored.reshape(stored.shape + ones))
-        decompress = _dequantized if isinstance(stored, Quantized) else _looked_up
+        decompress = self._dequantized if isinstance(stored, Quantized) else self._looked_up
         return self.to_float(Tensor(decompress(stored, ones)))
 
     def less(self, x, y) -> Tensor:
@@ -94,6 +95,8 @@ class CoreAIOperations:
         if -1 in shape:
             known = int(np.prod([size for size in shape if size != -1]))
             shape[shape.index(-1)] = int(np.prod(x.shape)) // known
+        if x.array is not None:  # the compiler would make a constant of it, under a name of its own
+            return self._constant(x.array.reshape(shape), x.dtype)
         return Tensor(ca.reshape(x.value, np.array(shape, UNSIGNED_AXES)))
 
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor:
@@ -204,17 +207,22 @@ class CoreAIOperations:
     def update_state(self, state: list[Tensor], value: Tensor, rows: Tensor, begin) -> Tensor:
         """state: the values that it had in the function so far, the last one being what the call leaves."""
         begin = self._tensor(begin, np.int32)
-        end = self.add(begin, np.array(rows.shape, np.int32))
+        end = self.add(begin, self._sizes(rows.shape))
         steps = np.ones(len(rows.shape), np.int32)
         written = ca.slice_update(value.value, begin.value, end.value, steps, rows.value)
         state.append(Tensor(written))
         return state[-1]
 
+    def _sizes(self, shape: Sequence[int]):
+        """int32 [rank]."""
+        return np.array(shape, np.int32)
+
     def _constant(self, value: np.ndarray, dtype: type | None = None) -> Tensor:
         value = np.asarray(value)
         if dtype is None:
             dtype = np.float16 if np.issubdtype(value.dtype, np.floating) else value.dtype
-        return Tensor(ca_constant(np.ascontiguousarray(value.astype(dtype)).reshape(value.shape)))
+        value = value.astype(dtype, copy=False)
+        return Tensor(self._constants.array(value), value)
 
     def _tensor(self, value, dtype: type) -> Tensor:
         return value if isinstance(value, Tensor) else self._constant(value, dtype)
@@ -262,18 +270,17 @@ class CoreAIOperations:
         out = Tensor(reduce(x.value, np.array(axes, np.int32)))
         return out if keep_dims else self.squeeze(out, axes)
 
+    def _dequantized(self, stored: Quantized, ones: tuple[int, ...]) -> Value:
+        """scale · data in fp16."""
+        array, integers = self._constants.array, self._constants.integers
+        scale = stored.scale.reshape(stored.scale.shape + ones)
+        data = integers(stored.data.reshape(stored.data.shape + ones), stored.bits)
+        nothing = integers(np.zeros(scale.shape, np.int8), stored.bits)
+        return ca.blockwise_shift_scale(data, array(scale), nothing, array(np.zeros_like(scale)))
 
-def _dequantized(stored: Quantized, ones: tuple[int, ...]) -> Value:
-    """scale · data in fp16."""
-    scale = stored.scale.reshape(stored.scale.shape + ones)
-    data = integers(stored.data.reshape(stored.data.shape + ones), stored.bits)
-    nothing = integers(np.zeros(scale.shape, np.int8), stored.bits)
-    return ca.blockwise_shift_scale(data, scale, nothing, np.zeros_like(scale))
-
-
-def _looked_up(stored: Palettized, ones: tuple[int, ...]) -> Value:
-    """table[group of the row][index] in fp16."""
-    groups, palettes = stored.table.shape
-    indices = integers(stored.indices.reshape(stored.indices.shape + ones), stored.bits)
-    table = stored.table.reshape(groups, 1, *ones, palettes, 1)
-    return ca.lut_to_dense(indices, table, np.int16(0))
+    def _looked_up(self, stored: Palettized, ones: tuple[int, ...]) -> Value:
+        """table[group of the row][index] in fp16."""
+        groups, palettes = stored.table.shape
+        indices = stored.indices.reshape(stored.indices.shape + ones)
+        table = self._constants.array(stored.table.reshape(groups, 1, *ones, palettes, 1))
+        return ca.lut_to_dense(self._constants.integers(indices, stored.bits), table, np.int16(0))

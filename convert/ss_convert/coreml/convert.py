@@ -69,7 +69,7 @@ def build_programs(
 def _program(function: GraphFunction) -> Program:
     """A program with the function as its `main`."""
     inputs = {n: mb.placeholder(shape=shape, dtype=DTYPES[d]) for n, (d, shape) in function.inputs.items()}
-    inputs[STATE] = mb.state_tensor_placeholder(shape=function.state, dtype=types.fp16)
+    inputs[STATE] = mb.state_tensor_placeholder(shape=function.states[STATE][1], dtype=types.fp16)
     with Function(inputs, opset_version=ct.target.iOS18) as built:
         with writing_in(MILOperations()):
             outputs = function.body(dict(built.inputs))

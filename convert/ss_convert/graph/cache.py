@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ss_convert.graph.interface import STATE
@@ -10,6 +12,18 @@ from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.parts import Part
 from ss_convert.graph.tree import one_hot
 from ss_device.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class Past:
+    """Keys and values [n_kv, C, head_dim] of a layer's committed slots."""
+
+    keys: object
+    values: object
+
+    def followed_by(self, keys, values) -> tuple:
+        """With new ones [n_kv, n, head_dim] behind them → keys and values [n_kv, C + n, head_dim]."""
+        return op.concat([self.keys, keys], axis=1), op.concat([self.values, values], axis=1)
 
 
 class Cache:
@@ -28,10 +42,10 @@ class Cache:
         self._context, self._head_dim = context, architecture.head_dim
         self._move = _gathered if commit == "gather" else _selected
 
-    def prefix(self, layer: int):
-        """Keys and values [n_kv, C, head_dim] of the committed slots."""
+    def prefix(self, layer: int) -> Past:
+        """What a layer's rows see before their own."""
         index = layer - self._part.first
-        return self._slots(index), self._slots(len(self._part.layers) + index)
+        return Past(self._slots(index), self._slots(len(self._part.layers) + index))
 
     def _slots(self, index: int):
         size = [1, self._value.shape[1], self._context, self._head_dim]
@@ -86,10 +100,10 @@ class GivenCache:
         self._given, self._part = given, part
         self._rows = None
 
-    def prefix(self, layer: int):
-        """Keys and values [n_kv, C, head_dim]."""
+    def prefix(self, layer: int) -> Past:
+        """What a layer's rows see before their own."""
         index = layer - self._part.first
-        return self._plane(index), self._plane(len(self._part.layers) + index)
+        return Past(self._plane(index), self._plane(len(self._part.layers) + index))
 
     def _plane(self, index: int):
         size = [1, *self._given.shape[1:]]

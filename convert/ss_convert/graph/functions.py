@@ -10,6 +10,7 @@ import numpy as np
 from ss_convert.graph.adapter_inputs import InputWeights, adapter_shapes
 from ss_convert.graph.attention import for_attention
 from ss_convert.graph.interface import (
+    STATE,
     Shapes,
     functions_of,
     num_slots,
@@ -26,19 +27,20 @@ from ss_convert.graph.tables import rotary_tables
 from ss_convert.graph.weights import BaseWeights, ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
+from ss_device.config import SpeculativeConfig
 
 
 @dataclass(frozen=True)
 class GraphFunction:
     """A function to be written in a dialect.
 
-    inputs: as in `interface.py`; state: shape of `kv_cache`, None where it is an input like others; body:
-    values by name, the state among them, → outputs by name.
+    inputs: as in `interface.py`; states: the same of the values that outlive a call, `kv_cache` unless it
+    is an input like others; body: values by name, states among them, → outputs by name.
     """
 
     name: str
     inputs: Shapes
-    state: tuple[int, ...] | None
+    states: Shapes
     body: Callable[[dict], dict]
 
 
@@ -47,6 +49,12 @@ def base_weights(
 ) -> BaseWeights:
     """The base as functions with these options store it."""
     return BaseWeights(architecture, weights, options.weights, options.embedding_weights)
+
+
+def num_positions(config: SpeculativeConfig, options: GraphOptions) -> int:
+    """How many positions the rotary tables of an adapter's functions have."""
+    # Room for the streams, rounded up so that adapters with other γ share the table.
+    return num_slots(options) + -(-(config.num_streams + 1) // 8) * 8
 
 
 def adapter_functions(
@@ -68,9 +76,7 @@ def adapter_functions(
     baked = ExportWeights(architecture, weights, adapter) if options.lora == "baked" else None
     for_prefill, for_step = adapter_shapes(config, architecture, options)
     scaled = for_attention(architecture, options.attention)
-    # Room for the streams, rounded up so that adapters with other γ share the table.
-    ahead = -(-(config.num_streams + 1) // 8) * 8
-    tables = rotary_tables(scaled, num_slots(options) + ahead, options.context)
+    tables = rotary_tables(scaled, num_positions(config, options), options.context)
     tables = {window: tables[window] for window in part.windows(architecture)}
     prefill, step = functions_of(adapter.app, options)
 
@@ -84,10 +90,11 @@ def adapter_functions(
     def step_body(inputs: dict) -> dict:
         return build_step(decoder(inputs), config, options, tables, inputs)
 
-    state = part_state_shape(architecture, options, part) if options.cache == "state" else None
+    state = ("float16", part_state_shape(architecture, options, part))
+    states = {STATE: state} if options.cache == "state" else {}
     prefill_inputs = part_prefill_inputs(architecture, options, part) | for_prefill
     step_inputs = part_step_inputs(config, architecture, options, part) | for_step
     return (
-        GraphFunction(prefill, prefill_inputs, state, prefill_body),
-        GraphFunction(step, step_inputs, state, step_body),
+        GraphFunction(prefill, prefill_inputs, states, prefill_body),
+        GraphFunction(step, step_inputs, states, step_body),
     )

@@ -19,7 +19,7 @@ from ss_convert.graph.operations import op
 from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.parts import Part, whole
 from ss_convert.graph.tables import REST_SCALE, RotaryTable
-from ss_convert.graph.weights import ExportWeights
+from ss_convert.graph.weights import PlainWeights
 from ss_device import lora_names
 from ss_device.architecture import Architecture, block_of
 
@@ -54,7 +54,7 @@ class Decoder:
     def __init__(
         self,
         architecture: Architecture,
-        weights: ExportWeights,
+        weights: PlainWeights,
         options: GraphOptions | None = None,
         part: Part | None = None,
     ) -> None:
@@ -194,21 +194,18 @@ class Decoder:
         scale = self.architecture.query_scale
         return rotate(q, rotary.query_cos, rotary.query_sin, scale) if rotary else times(q, scale)
 
-    def attention(self, layer: int, normed, view: View, past: tuple, correction=None, turn=None):
-        """Attention of normed rows [n, h] over past keys and values [n_kv, C, d] and their own.
+    def attention(self, layer: int, normed, view: View, past, correction=None, turn=None):
+        """Attention of normed rows [n, h] over past keys and values (`cache.Past`) and their own.
 
         turn: what happens to the rows' values [n_kv, n, d], if anything.
         → (rows [n, h], not yet added to the residual, (keys, values) of the n rows).
         """
         k, v = self.keys_values(layer, normed, view.rotary, correction)
         v = v if turn is None else turn(v)
-        attended = (
-            self.queries(layer, normed, view.rotary, correction),
-            op.concat([past[0], k], axis=1),
-            op.concat([past[1], v], axis=1),
-            view.mask,
+        queries = self.queries(layer, normed, view.rotary, correction)
+        mixed = self._attend(
+            queries, *past.followed_by(k, v), view.mask, self.architecture.attention_softcap
         )
-        mixed = self._attend(*attended, self.architecture.attention_softcap)
         out = self.project(layer, "o", self.layout.from_heads(mixed), correction)
         return self.post_norm(out, f"layers.{layer}.attn_post_norm"), (k, v)
 

@@ -64,7 +64,26 @@ class BaseWeights:
         return self._stored[name]
 
 
-class ExportWeights:
+class PlainWeights:
+    """Base weights by name, and no adapter."""
+
+    def __init__(self, architecture: Architecture, weights: Mapping[str, np.ndarray] | BaseWeights) -> None:
+        self._base = weights if isinstance(weights, BaseWeights) else BaseWeights(architecture, weights)
+
+    def base(self, name: str) -> np.ndarray:
+        """A base weight in fp16, e.g. `layers.3.attn.q.weight` [out, in]."""
+        return self._base.half(name)
+
+    def stored(self, name: str) -> Stored:
+        """A base weight as the package holds it."""
+        return self._base.stored(name)
+
+    def lora(self, projection: str) -> tuple[np.ndarray, np.ndarray, float] | None:
+        """a [rank, in], b [out, rank] and the scale of a projection's LoRA; None without."""
+        return None
+
+
+class ExportWeights(PlainWeights):
     """Base weights and one adapter's tensors by name.
 
     The shared mode's LoRA stays beside the base weights, as its own constants: the base is stored once
@@ -77,27 +96,18 @@ class ExportWeights:
         weights: Mapping[str, np.ndarray] | BaseWeights,
         adapter: Adapter,
     ) -> None:
-        self._base = weights if isinstance(weights, BaseWeights) else BaseWeights(architecture, weights)
+        super().__init__(architecture, weights)
         adapter.check_shapes(architecture)
         for name in adapter.lora:
             if f"{name}.weight" not in self._base:
                 raise UserError(f"adapter '{adapter.app}': LoRA for unknown projection '{name}'")
         self._adapter = adapter
 
-    def base(self, name: str) -> np.ndarray:
-        """A base weight in fp16, e.g. `layers.3.attn.q.weight` [out, in]."""
-        return self._base.half(name)
-
-    def stored(self, name: str) -> Stored:
-        """A base weight as the package holds it."""
-        return self._base.stored(name)
-
     def part(self, name: str) -> np.ndarray:
         """A tensor of the adapter (`config.tensor_shapes`)."""
         return to_half(name, self._adapter.tensors[name])
 
     def lora(self, projection: str) -> tuple[np.ndarray, np.ndarray, float] | None:
-        """a [rank, in], b [out, rank] and the scale of a projection's LoRA; None without."""
         factors = self._adapter.lora.get(projection)
         if factors is None:
             return None

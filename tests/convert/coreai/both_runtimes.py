@@ -82,7 +82,8 @@ def graph_function(
     name: str, inputs: Mapping[str, np.ndarray], state: tuple[int, ...], body: Callable[[dict], dict]
 ) -> GraphFunction:
     """A function that takes arrays like `inputs`."""
-    return GraphFunction(name, {key: (a.dtype.name, a.shape) for key, a in inputs.items()}, state, body)
+    shapes = {key: (a.dtype.name, a.shape) for key, a in inputs.items()}
+    return GraphFunction(name, shapes, {STATE: ("float16", state)}, body)
 
 
 class BothRuntimes:

@@ -63,7 +63,7 @@ def test_constants_in_a_row_are_found():
         twice = op.mul(op.mul(values["x"], np.float16(2)), np.float16(3))
         return {"product": twice, "sum": op.sub(op.add(twice, np.float16(2)), np.float16(3))}
 
-    function = GraphFunction("rows", {"x": ("float16", (3,))}, None, body)
+    function = GraphFunction("rows", {"x": ("float16", (3,))}, {}, body)
     assert len(found_in([function], half_only=False)) == 2
 
 
