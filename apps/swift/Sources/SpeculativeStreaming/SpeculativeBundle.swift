@@ -22,8 +22,10 @@ public struct SpeculativeBundle: Sendable {
             try check(name, record, verifyingChecksums)
         }
         for (name, adapter) in manifest.adapters.sorted(by: { $0.key < $1.key }) {
-            guard let functions = adapter.coreml, let reason = problem(functions) else { continue }
-            throw SpeculativeError.damagedFile(path: file.path, reason: "adapter '\(name)': \(reason)")
+            for functions in [adapter.coreml, adapter.coreai].compactMap(\.self) {
+                guard let reason = problem(functions) else { continue }
+                throw SpeculativeError.damagedFile(path: file.path, reason: "adapter '\(name)': \(reason)")
+            }
         }
     }
 
@@ -93,7 +95,7 @@ public struct SpeculativeBundle: Sendable {
     }
 
     /// What is wrong with the description of a model's packages, nil for nothing.
-    private func problem(_ functions: CoreMLFunctions) -> String? {
+    private func problem(_ functions: AdapterFunctions) -> String? {
         let packages = functions.packages
         for package in packages where !manifest.files.keys.contains(where: { $0.hasPrefix(package + "/") }) {
             return "its package '\(package)' is not among the bundle's files"

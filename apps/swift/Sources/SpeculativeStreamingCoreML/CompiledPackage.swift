@@ -43,10 +43,4 @@
             return sha256(of: Data(lines.joined(separator: "\n").utf8))
         }
     }
-
-    /// An error's message on one line.
-    func oneLine(_ error: any Error) -> String {
-        if let known = error as? SpeculativeError { return known.description }
-        return error.localizedDescription.split(whereSeparator: \.isWhitespace).joined(separator: " ")
-    }
 #endif

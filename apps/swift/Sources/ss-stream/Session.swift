@@ -91,9 +91,7 @@ struct Session {
     /// Refuses a prompt that does not fit before the package is loaded.
     private func check(_ prompts: [[Int]]) throws {
         guard let functions = adapter.coreml else { throw SpeculativeError.noCoreMLPackage(adapter: adapter.app) }
-        let limits = StepLimits(
-            numNodes: functions.numNodes, numKept: functions.numKept, numStreams: adapter.config.numStreams,
-            context: functions.context)
+        let limits = functions.limits(adapter.config)
         let vocabulary = bundle.manifest.architecture.vocabSize
         for prompt in prompts {
             try DecodingRequest(prompt: prompt, maxTokens: 1).check(
@@ -142,7 +140,7 @@ struct Session {
         let traces = try traces()
         let model = try await CoreMLStepModel.open(adapter, of: bundle, options: options)
         var replay = Replay(model: model)
-        let report = try replay.run(traces, maxSteps: arguments.maxSteps)
+        let report = try await replay.run(traces, maxSteps: arguments.maxSteps)
         if arguments.json {
             try printJSON(report)
         } else {

@@ -22,7 +22,7 @@ import Testing
                 model: await model(tiny, backings: backings), drafter: tiny.bundle.drafter(for: adapter),
                 request: request)
             var (tokens, trees) = ([Int](), [[[Int]]]())
-            while let step = try loop.next() {
+            while let step = try await loop.next() {
                 tokens += step.tokens
                 if let tree = step.tree { trees.append([tree.tokens, tree.parents]) }
             }
@@ -47,7 +47,7 @@ import Testing
             let tiny = try TinyBundle(name)
             let stem = tiny.bundle.url.appendingPathComponent(try #require(tiny.bundle.adapter().golden))
             var replay = Replay(model: try await model(tiny))
-            reports.append(try replay.run(try GoldenTraces.load(stem: stem), maxSteps: 6))
+            reports.append(try await replay.run(try GoldenTraces.load(stem: stem), maxSteps: 6))
         }
         #expect(reports[0].nodes > 30)
         #expect(reports[1] == reports[0])
@@ -68,7 +68,7 @@ import Testing
         let tiny = try TinyBundle("parts-2")
         let functions = try #require(tiny.bundle.adapter().coreml)
         let step = try await FunctionStore().functions(functions, of: tiny.bundle, tiny.options).step
-        let inputs = try StepInputs(
+        let inputs = try StepInputs<MultiArrayInput>(
             StepLimits(numNodes: 12, numKept: 9, numStreams: 3, context: 96), gated: false)
         func chain(_ feeds: [String: String]?) -> FunctionChain {
             FunctionChain(links: [step.links[0], FunctionChain.Link(function: step.links[1].function, feeds: feeds)])

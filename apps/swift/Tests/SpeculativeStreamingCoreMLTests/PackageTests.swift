@@ -50,7 +50,7 @@ private struct SampledAnswers: Decodable {
         let adapter = try tiny.bundle.adapter("tiny")
         let stem = tiny.bundle.url.appendingPathComponent(try #require(adapter.golden))
         var replay = Replay(model: try await CoreMLStepModel.open(adapter, of: tiny.bundle, options: tiny.options))
-        let report = try replay.run(try GoldenTraces.load(stem: stem), maxSteps: 4)
+        let report = try await replay.run(try GoldenTraces.load(stem: stem), maxSteps: 4)
         #expect(report.prompts == 2)
         #expect(report.nodes > 20)
         #expect(report.differences == report.nearTies, "half precision may only move near ties")
@@ -65,7 +65,7 @@ private struct SampledAnswers: Decodable {
         #expect(traces.count == 3)
         #expect(try GoldenTraces.origin(stem: folder.appendingPathComponent("tiny"))?.device == "cpu")
         var replay = Replay(model: try await CoreMLStepModel.open(adapter, of: tiny.bundle, options: tiny.options))
-        let report = try replay.run(traces, maxSteps: 4)
+        let report = try await replay.run(traces, maxSteps: 4)
         #expect(report.prompts == 3)
         #expect(report.differences == report.nearTies, "half precision may only move near ties")
         let other = try TinyBundle("parts-2").bundle  // without MLX's weights, with which was recorded
@@ -111,8 +111,8 @@ private struct SampledAnswers: Decodable {
     @Test func everyKeptNodeHasStreamsToDraftFrom() async throws {
         let (tiny, answers) = (try TinyBundle("sampling"), try SampledAnswers())
         let model = try await CoreMLStepModel.open(tiny.bundle.adapter(), of: tiny.bundle, options: tiny.options)
-        _ = try model.prefill(answers.prompt)
-        let verified = try model.step(DraftTree(tokens: answers.tokens, parents: answers.parents))
+        _ = try await model.prefill(answers.prompt)
+        let verified = try await model.step(DraftTree(tokens: answers.tokens, parents: answers.parents))
         #expect(verified.kept == answers.kept)
         for (node, expected) in zip(answers.kept, answers.largest) {
             let streams = try #require(try model.streamLogits(ofNode: node))
