@@ -180,7 +180,7 @@ def take_one_step(folder: Path, back_end: str) -> None:
 
 def open_executor(folder: Path) -> StepModel:
     """The bundle's package in float32."""
-    from ss_runtime.coreml.step_model import open_executor_model
+    from ss_runtime.coreml.engines import open_executor_model
 
     bundle = open_bundle(folder / "both")
     return open_executor_model(bundle, bundle.adapter(), "float32")

@@ -28,7 +28,7 @@ from ss_device.bundle import Bundle, open_bundle
 from ss_device.config import SpeculativeConfig
 from ss_device.decoding import Drafter, decode
 from ss_executor.program import Program
-from ss_runtime.coreml.step_model import open_executor_model
+from ss_runtime.coreml.engines import open_executor_model
 
 SHAPE = {
     "vocab_size": 4096,

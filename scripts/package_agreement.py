@@ -28,7 +28,7 @@ from ss_device.adapter import load_adapter
 from ss_device.base_model import models_folder, open_base
 from ss_device.config import SpeculativeConfig
 from ss_executor import load_package
-from ss_runtime.coreml.step_model import CoreMLStepModel
+from ss_runtime.function_step_model import FunctionStepModel
 from ss_runtime.validation import ReplayOutcome, replay_traces
 from tests.families.tiny import make_base
 from tests.tiny_models import random_adapter
@@ -108,7 +108,7 @@ def agreement(base, adapter, prompts, sizes: dict, folder: Path, preset: str, we
     package, found = load_package(path), {}
     for dtype in ("float32", "float16"):
         programs = [package.program(name, dtype) for name in (functions.prefill, functions.step)]
-        model = CoreMLStepModel(*programs, functions, adapter.config, base.architecture)
+        model = FunctionStepModel(*programs, functions, adapter.config, base.architecture)
         found[dtype] = replay_traces(model, traces, ReplayOutcome("executor", dtype)).to_dict()
     return found
 

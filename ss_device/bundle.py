@@ -28,6 +28,7 @@ BIGRAM_BIAS = ("bigram.u", "bigram.v")
 # Where things are in a bundle. Readers follow the manifest's entries; these are the converter's choices.
 MLX_BASE = "mlx/base.safetensors"
 PACKAGES = "coreml"
+ASSETS = "coreai"
 GOLDEN = "golden"
 
 
@@ -51,6 +52,11 @@ def package_path(name: str) -> str:
     return f"{PACKAGES}/{name}"
 
 
+def asset_path(name: str) -> str:
+    """A Core AI asset, `name` with its suffix."""
+    return f"{ASSETS}/{name}"
+
+
 def golden_stem(app: str, *, stored: bool = False) -> str:
     """An adapter's golden traces, without suffix; stored: those with the weights of the package."""
     return f"{GOLDEN}/stored/{app}" if stored else f"{GOLDEN}/{app}"
@@ -71,11 +77,11 @@ class PartLink:
 
 
 @dataclass(frozen=True)
-class CoreMLFunctions:
-    """Where an adapter's Core ML functions are and what sizes they were built for.
+class StepFunctions:
+    """Where an adapter's functions are, in Core ML packages or Core AI assets, and their sizes.
 
-    package: path inside the bundle; prefill, step: function names; chunk: prompt tokens per prefill
-    call; num_nodes N, num_kept K, context C in tokens; prune_over: `draft` or `vocabulary`, how
+    package: path of package or asset inside the bundle; prefill, step: function names; chunk: prompt tokens
+    per prefill call; num_nodes N, num_kept K, context C in tokens; prune_over: `draft` or `vocabulary`, how
     early-exit scores are normalised (unused when K = N).
 
     weights, embedding_weights: how base weights are stored (`fp16 int8 int4 lut4 lut6`); graph: the
@@ -119,7 +125,7 @@ class MLXFunctions:
 
     file: path inside the bundle; dtype: of weights, keys and values; chunk: tokens per prefill call;
     num_nodes N, num_kept K, context in tokens; slots of the key/value buffers; prune_over as in
-    `CoreMLFunctions`.
+    `StepFunctions`.
     """
 
     file: str
@@ -148,7 +154,8 @@ class BundledAdapter:
     tensor_file: str
     parameters: dict[str, int] = field(default_factory=dict)
     rank_statistics: dict = field(default_factory=dict)
-    coreml: CoreMLFunctions | None = None
+    coreml: StepFunctions | None = None
+    coreai: StepFunctions | None = None
     golden: str | None = None
     bigram_bias_file: str | None = None
     mlxfn: MLXFunctions | None = None
@@ -298,9 +305,9 @@ def open_bundle(path: Path | str, verify: bool = False) -> Bundle:
     return bundle
 
 
-def coreml_functions(raw: dict) -> CoreMLFunctions:
-    """CoreMLFunctions from their JSON form."""
-    return typed(CoreMLFunctions, raw, "Core ML functions")
+def step_functions(raw: dict) -> StepFunctions:
+    """StepFunctions from their JSON form."""
+    return typed(StepFunctions, raw, "functions")
 
 
 def is_bundle(folder: Path) -> bool:
@@ -341,7 +348,7 @@ def _check_adapters(path: Path, manifest: Manifest) -> None:
 def _check_sizes(entry: BundledAdapter, where: str) -> None:
     """Every count at least 1; kept nodes at most those of a tree, which functions and context hold."""
     counts = {"max_tokens": entry.max_tokens, "num_nodes": entry.num_nodes}
-    for functions in filter(None, (entry.coreml, entry.mlxfn)):
+    for functions in filter(None, (entry.coreml, entry.coreai, entry.mlxfn)):
         counts["chunk"] = functions.chunk
         sizes = (functions.num_kept, functions.num_nodes, functions.context)
         if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
@@ -362,9 +369,13 @@ def _check_sizes(entry: BundledAdapter, where: str) -> None:
 
 
 def _paths(entry: BundledAdapter) -> tuple[str | None, ...]:
-    coreml = (*entry.coreml.packages, entry.coreml.golden) if entry.coreml else ()
+    graphs = [
+        path
+        for functions in filter(None, (entry.coreml, entry.coreai))
+        for path in (*functions.packages, functions.golden)
+    ]
     exported = (entry.mlxfn.file,) if entry.mlxfn else ()
-    return (entry.tensor_file, entry.bigram_bias_file, entry.golden, *coreml, *exported)
+    return (entry.tensor_file, entry.bigram_bias_file, entry.golden, *graphs, *exported)
 
 
 def _check_files(path: Path, files: dict[str, BundledFile], verify: bool) -> None:

@@ -84,7 +84,7 @@ def check_stored(bundle: Bundle, name: str, source: Mapping[str, StoredTensor]) 
 def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> None:
     """Run the fresh package on the executor and compare with the golden trace."""
     from ss_executor import ExecutorError
-    from ss_runtime.coreml.step_model import open_executor_model
+    from ss_runtime.coreml.engines import open_executor_model
     from ss_runtime.validation import ReplayOutcome, golden_of, has_exact_weights, replay_traces
 
     try:

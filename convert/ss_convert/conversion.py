@@ -1,8 +1,8 @@
 """From base and adapter folders to a bundle: resumable stages in a folder beside the target.
 
-Stages: mlx → mlxfn of each adapter → coreml (functions of each adapter, then one package) → golden →
-check → manifest, then one rename. A killed conversion leaves the earlier bundle as it was; the next run
-with the same inputs reuses the stages that were finished.
+Stages: mlx → mlxfn of each adapter → coreml (functions of each adapter, then one package) → coreai →
+golden → check → manifest, then one rename. A killed conversion leaves the earlier bundle as it was; the
+next run with the same inputs reuses the stages that were finished.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ss_convert import coreml_stage, golden_stage, mlxfn_stage
+from ss_convert import coreai_stage, coreml_stage, golden_stage, mlxfn_stage
 from ss_convert.check import check_adapter, check_base, is_exact_in_half
 from ss_convert.disk import one_line_when_full
 from ss_convert.inputs import output_folder
@@ -26,6 +26,7 @@ from ss_convert.stages import Stages
 from ss_convert.weight_source import WeightSource
 from ss_device.base_model import TOKENIZER_FILES
 from ss_device.bundle import (
+    ASSETS,
     MANIFEST,
     MLX_BASE,
     PACKAGES,
@@ -34,10 +35,10 @@ from ss_device.bundle import (
     Made,
     Manifest,
     MLXFunctions,
-    coreml_functions,
     inputs_of,
     is_bundle,
     open_bundle,
+    step_functions,
     tensor_file,
     write_manifest,
 )
@@ -92,7 +93,7 @@ def _check_replaced(plan: Plan, force: bool) -> None:
 def num_stages(plan: Plan) -> int:
     """How many stages `run_plan` reports."""
     per_adapter = 1 + ("coreml" in plan.targets) + ("mlxfn" in plan.targets)
-    return 5 + per_adapter * len(plan.adapters)
+    return 5 + ("coreai" in plan.targets) + per_adapter * len(plan.adapters)
 
 
 def existing_bundle(plan: Plan) -> Bundle | None:
@@ -148,6 +149,9 @@ def _write_files(plan: Plan, stages: Stages, folder: Path, weights: WeightSource
         weights.release()
         results["coreml"] = stages.run("coreml", lambda: coreml_stage.merge(plan, folder))
         results["sizes"] = stages.run("sizes", lambda: coreml_stage.sizes(plan, folder, results["coreml"]))
+    if "coreai" in plan.targets:
+        results["coreai"] = stages.run("coreai", lambda: coreai_stage.write(plan, folder, weights))
+        weights.release()
     for planned in plan.adapters:
         name = f"golden {planned.app}"
         results[name] = stages.run(name, lambda planned=planned: golden_stage.write(plan, planned, folder))
@@ -157,10 +161,12 @@ def _write_files(plan: Plan, stages: Stages, folder: Path, weights: WeightSource
 
 def _manifest(plan: Plan, results: dict[str, dict]) -> Manifest:
     architecture = plan.base.architecture
-    functions = results.get("coreml", {})
+    functions = {target: results.get(target, {}) for target in ("coreml", "coreai")}
     earlier = {} if plan.into is None else plan.into.manifest.adapters
     adapters = {
-        app: replace(entry, coreml=coreml_functions(functions[app])) if app in functions else entry
+        app: replace(
+            entry, **{t: step_functions(found[app]) for t, found in functions.items() if app in found}
+        )
         for app, entry in earlier.items()
     }
     for planned in plan.adapters:
@@ -183,8 +189,12 @@ def _entry(
     plan: Plan, planned: PlannedAdapter, functions: dict | None = None, golden: dict | None = None
 ) -> BundledAdapter:
     """The manifest's entry, as far as stages have run."""
-    adapter, golden = planned.adapter, golden or {"base": None, "coreml": None}
-    coreml = coreml_functions(functions[planned.app]) if functions else None
+    adapter, golden = planned.adapter, golden or {"base": None, "stored": None}
+    made = {
+        target: replace(step_functions(found[planned.app]), golden=golden["stored"])
+        for target, found in (functions or {}).items()
+        if planned.app in found
+    }
     return BundledAdapter(
         app=planned.app,
         config=adapter.config,
@@ -195,8 +205,8 @@ def _entry(
         tensor_file=tensor_file(planned.app),
         parameters=parameter_count(adapter.config, plan.base.architecture),
         rank_statistics=adapter.rank_statistics,
-        coreml=coreml and replace(coreml, golden=golden["coreml"]),
         golden=golden["base"],
+        **made,
         bigram_bias_file=bigram_bias_file(adapter),
     )
 
@@ -225,7 +235,8 @@ def _write_mlx(plan: Plan, folder: Path, weights: WeightSource) -> dict:
         write_adapter(planned.adapter, file)
         write_bigram_bias(planned.adapter, folder)
     exact = all(is_exact_in_half(p.adapter.lora_tensors()) for p in plan.adapters)
-    if "coreml" in plan.targets or not weights.get().packed:  # else the base is stored as it is
+    in_half = bool({"coreml", "coreai"} & set(plan.targets))
+    if in_half or not weights.get().packed:  # else the base is stored as it is
         exact = exact and is_exact_in_half(weights.get())
     return {"exact_weights": exact}
 
@@ -238,7 +249,7 @@ def _copy_files(bundle: Bundle, folder: Path, replaced: set[str]) -> None:
         e.bigram_bias_file for e in entries if e.app not in replaced
     }
     for name in bundle.manifest.files:
-        if name != MANIFEST and not name.startswith(f"{PACKAGES}/") and name not in left:
+        if name != MANIFEST and not name.startswith((f"{PACKAGES}/", f"{ASSETS}/")) and name not in left:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle.path / name, folder / name)
 

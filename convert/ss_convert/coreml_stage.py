@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ss_convert.planning import Plan, PlannedAdapter
 from ss_convert.weight_source import WeightSource
-from ss_device.bundle import BundledAdapter, CoreMLFunctions
+from ss_device.bundle import BundledAdapter, StepFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 
@@ -51,11 +51,11 @@ def merge(plan: Plan, folder: Path) -> dict[str, dict]:
 
     → the manifest's `coreml` entry of every adapter in the packages.
     """
-    from ss_convert.coreml.convert import describe, package_metadata
     from ss_convert.coreml.package import merge_functions
+    from ss_convert.graph.description import describe, package_metadata
 
     architecture = plan.base.architecture
-    entries: dict[str, tuple[SpeculativeConfig, CoreMLFunctions]] = {
+    entries: dict[str, tuple[SpeculativeConfig, StepFunctions]] = {
         app: (entry.config, entry.coreml) for app, entry in _kept_adapters(plan).items()
     }
     for planned in plan.adapters:

@@ -13,17 +13,17 @@ from ss_device.trace import save_traces, trace_record
 def write(plan: Plan, planned: PlannedAdapter, folder: Path) -> dict:
     """Traces of the reference, of the adapter folder, or none with a note that says why.
 
-    → stems inside the bundle: `base` (the base's own weights) and, for a package with compressed
-    weights, `coreml` (the weights read back from the package); notes.
+    → stems inside the bundle: `base` (the base's own weights) and, for packages and assets with compressed
+    weights, `stored` (the weights read back from them); notes.
     """
     stem = golden_stem(planned.app)
-    nothing = {"base": None, "coreml": None}
+    nothing = {"base": None, "stored": None}
     if not plan.golden:
         return nothing | {"notes": ["golden traces left out (--no-golden)"]}
     if golden.reference_available() and planned.prompts:
         _record(plan, planned, folder / stem)
         stored = _write_stored(plan, planned, folder) if _is_compressed(plan, planned) else None
-        return {"base": stem, "coreml": stored, "notes": []}
+        return {"base": stem, "stored": stored, "notes": []}
     options = planned.options
     traces = golden.traces_of_folder(planned.folder, options.num_nodes, options.num_kept)
     if traces is not None and not _is_compressed(plan, planned):
@@ -38,7 +38,7 @@ def write(plan: Plan, planned: PlannedAdapter, folder: Path) -> dict:
 
 
 def _is_compressed(plan: Plan, planned: PlannedAdapter) -> bool:
-    return "coreml" in plan.targets and planned.options.compresses
+    return bool({"coreml", "coreai"} & set(plan.targets)) and planned.options.compresses
 
 
 def _record(plan: Plan, planned: PlannedAdapter, stem: Path, weights: dict | None = None) -> None:

@@ -68,5 +68,5 @@ def graph_settings(config: SpeculativeConfig) -> dict:
 
 
 def sizes(functions) -> dict:
-    """Sizes of `GraphOptions` or `CoreMLFunctions` that an adapter could choose for itself."""
+    """Sizes of `GraphOptions` or `StepFunctions` that an adapter could choose for itself."""
     return {"--keep": functions.num_kept, "--prune-over": functions.prune_over}

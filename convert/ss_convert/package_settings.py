@@ -28,6 +28,7 @@ def resolve_settings(package: PackageSettings, base: BaseFolder) -> PackageSetti
         "parts": 1,
         **PRESETS.get(package.preset, {}),
     }
+    defaults["coreai_cache"] = None  # follows the preset
     return PackageSettings(**{name: said.get(name, defaults[name]) for name in package.to_dict()})
 
 

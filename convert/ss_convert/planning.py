@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from ss_convert import golden, tokens_beyond
+from ss_convert.coreai_options import check_installed, coreai_options, large_state_notes
 from ss_convert.graph.interface import function_names
 from ss_convert.graph.options import GraphOptions, check_adapter
 from ss_convert.graph.parts import choose_cuts, part_names
@@ -22,7 +23,7 @@ from ss_convert.settings import (
 )
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
-from ss_device.bundle import Bundle, package_path
+from ss_device.bundle import Bundle, asset_path, package_path
 from ss_device.config import PRUNE_OVER
 from ss_device.errors import UserError
 from ss_device.settings import check_values, flag_of
@@ -73,13 +74,27 @@ class Plan:
             f"'{planned.app}' was trained"
             for planned in self.adapters
             if planned.adapter.base.sha256 != self.base.identity.sha256
-        ] + tokens_beyond.notes(self.base.path / "tokenizer.json", self.base.architecture.vocab_size)
+        ] + self._notes_of_functions()
+
+    def _notes_of_functions(self) -> list[str]:
+        notes = tokens_beyond.notes(self.base.path / "tokenizer.json", self.base.architecture.vocab_size)
+        if "coreai" in self.targets:
+            notes += large_state_notes(coreai_options(self.adapters[0].options, self.package.coreai_cache))
+        return notes
 
     @property
     def packages(self) -> tuple[str, ...]:
         """Paths of the Core ML packages inside the bundle: one per part, each for all adapters."""
-        names = part_names(self.base.identity.name.rpartition("/")[2], len(self.package.cuts) + 1)
-        return tuple(package_path(name) for name in names)
+        return tuple(package_path(name) for name in self._part_names(".mlpackage"))
+
+    @property
+    def assets(self) -> tuple[str, ...]:
+        """The same of the Core AI assets."""
+        return tuple(asset_path(name) for name in self._part_names(".aimodel"))
+
+    def _part_names(self, suffix: str) -> tuple[str, ...]:
+        name = self.base.identity.name.rpartition("/")[2]
+        return part_names(name, len(self.package.cuts) + 1, suffix)
 
 
 def plan_conversion(settings: ConversionSettings) -> Plan:
@@ -139,18 +154,24 @@ def refuse_without_effect(settings: ConversionSettings, targets: tuple[str, ...]
         raise UserError("--device is for recording golden traces; it has no effect with --no-golden")
     if settings.function_dtype is not None and "mlxfn" not in targets:
         raise UserError("--mlxfn-dtype is for --target mlxfn or all")
-    if "coreml" in targets:
+    if settings.coreai_cache is not None and "coreai" not in targets:
+        raise UserError("--coreai-cache is for --target coreai")
+    if "coreml" in targets or "coreai" in targets:
         return
     coreml_only = [f.name for f in fields(PackageSettings) if f.name not in SIZES]
     said = [name for name in coreml_only if getattr(settings, name) is not None]
     if said:
         flag = flag_of(PackageSettings, said[0])
         raise UserError(
-            f"{flag} is for Core ML packages; it has no effect with --target {'/'.join(targets)}"
+            f"{flag} is for Core ML packages and Core AI assets; it has no effect with --target "
+            f"{'/'.join(targets)}"
         )
     if "mlxfn" not in targets and (settings.num_kept or settings.prune_in_graph):
         flag = "--keep" if settings.num_kept else "--prune-in-graph"
-        raise UserError(f"{flag} is for Core ML packages and exported MLX functions; add one to --target")
+        raise UserError(
+            f"{flag} is for Core ML packages, Core AI assets and exported MLX functions; add one to "
+            "--target"
+        )
 
 
 def shared_settings(package: PackageSettings, inputs: Inputs, targets: tuple[str, ...]) -> PackageSettings:
@@ -158,7 +179,9 @@ def shared_settings(package: PackageSettings, inputs: Inputs, targets: tuple[str
 
     UserError for adapters that cannot stand in one package, or in none.
     """
-    if "coreml" in targets:
+    if "coreai" in targets:
+        check_installed()
+    if "coreml" in targets or "coreai" in targets:
         for adapter in inputs.adapters:
             check_adapter(adapter)
     package = (

@@ -12,13 +12,13 @@ from ss_device.command_line import DEVICES, device_help, positive
 from ss_device.config import PRUNE_OVER
 from ss_device.settings import setting
 
-TARGETS = ("coreml", "mlx", "mlxfn")
+TARGETS = ("coreml", "mlx", "mlxfn", "coreai")
 DEFAULT_TARGETS = ("coreml", "mlx")
-# By the name of a --target. Functions are made from the MLX weights, so a bundle has both.
+# By a name in --target. Functions are made from the MLX weights, so a bundle has both.
 TARGETS_OF = {"coreml": ("coreml",), "mlx": ("mlx",), "mlxfn": ("mlx", "mlxfn"), "both": DEFAULT_TARGETS}
-TARGETS_OF["all"] = TARGETS
+TARGETS_OF |= {"coreai": ("coreai",), "all": TARGETS}
 FUNCTION_DTYPES = ("float16", "float32", "bfloat16")
-PACKAGE = "Core ML package (with --into: as it is in the bundle)"
+PACKAGE = "Core ML package and Core AI asset (with --into: as it is in the bundle)"
 
 
 def _default(name: str) -> str:
@@ -43,16 +43,19 @@ def _parts(text: str) -> int | str:
 
 
 def _targets(text: str) -> tuple[str, ...]:
-    """argparse type: the targets behind a name."""
-    if text not in TARGETS_OF:
-        known = ", ".join(map(repr, TARGETS_OF))
-        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {known})")
-    return TARGETS_OF[text]
+    """argparse type: the targets behind names with commas in between."""
+    found = []
+    for name in text.split(","):
+        if name.strip() not in TARGETS_OF:
+            known = ", ".join(map(repr, TARGETS_OF))
+            raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {known})")
+        found += TARGETS_OF[name.strip()]
+    return tuple(target for target in TARGETS if target in found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackageSettings:
-    """What the functions of all adapters in a Core ML package have in common; None: not said.
+    """What the functions of all adapters in a package or asset have in common; None: not said.
 
     parts: number of packages, or `auto` until the `cuts` between them are chosen (first layers of all parts
     but the first). Golden traces and exported MLX functions have these num_nodes, context and chunk too.
@@ -131,6 +134,12 @@ class PackageSettings:
         group=PACKAGE,
         help="rank that LoRA inputs are padded to (default: the largest, up to a multiple of 32)",
     )
+    coreai_cache: str | None = setting(
+        choices=CHOICES["cache"],
+        group=PACKAGE,
+        help="keys and values of a Core AI asset as a state, or as inputs whose new rows the host writes "
+        "(default state; inputs with preset ane)",
+    )
     sampling: bool | None = setting(
         action="store_true",
         group=PACKAGE,
@@ -181,8 +190,8 @@ class ConversionSettings(PackageSettings):
         flag="--target",
         parse=_targets,
         metavar="{" + ",".join(TARGETS_OF) + "}",
-        help="coreml, mlx, mlxfn (mlx and exported MLX functions), both (coreml and mlx, the default) or "
-        "all; with --into the bundle's",
+        help="coreml, mlx, mlxfn (mlx and exported MLX functions), coreai, both (coreml and mlx, the "
+        "default) or all; several with commas; with --into the bundle's",
     )
     function_dtype: str | None = setting(
         flag="--mlxfn-dtype",

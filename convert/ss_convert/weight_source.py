@@ -24,7 +24,7 @@ class WeightSource:
 
     def stored(self, options):
         """`BaseWeights` as `GraphOptions` want them, compressed once for all adapters."""
-        from ss_convert.coreml.convert import base_weights
+        from ss_convert.graph.functions import base_weights
 
         if self._stored is None:
             self._stored = base_weights(self._base.architecture, self.get(), options)

@@ -6,6 +6,7 @@
 | executor | the bundle's Core ML package, op by op in numpy, anywhere | float16, float32 |
 | reference | PyTorch on the bundle's own weights | float32, bfloat16, float16 |
 | coreml | Core ML itself, on a Mac | float16 |
+| coreai | the bundle's Core AI asset, by Apple's runtime: the wheel's, or a Mac's own | float16, float32 |
 | mlxfn | the bundle's exported MLX functions | the one that they were exported in |
 """
 
@@ -22,7 +23,8 @@ from pathlib import Path
 from ss_device.bundle import MLX_BASE, Bundle, BundledAdapter
 from ss_device.errors import UserError, library_errors
 from ss_device.step_model import StepModel
-from ss_runtime.coreml.step_model import open_coreml_model
+from ss_runtime.coreai.engines import open_coreai_model
+from ss_runtime.coreml.engines import open_coreml_model
 from ss_runtime.settings import RuntimeSettings, default_dtype
 
 CONFIG_FILE = "config.json"
@@ -35,7 +37,7 @@ THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS
 
 def default_backend(bundle: Bundle, adapter: BundledAdapter) -> str:
     """MLX where it can run the bundle, else the first back end that can."""
-    for name in ("mlx", "coreml", "reference", "executor"):
+    for name in ("mlx", "coreml", "coreai", "reference", "executor"):
         if why_not(name, bundle, adapter) is None:
             return name
     raise UserError(f"no back end can run {bundle.path} here ({why_not('mlx', bundle, adapter)})")
@@ -47,6 +49,8 @@ def why_not(name: str, bundle: Bundle, adapter: BundledAdapter) -> str | None:
         return "Core ML runs on a Mac only; 'executor' runs the same package here"
     if name in ("coreml", "executor") and adapter.coreml is None:
         return "the bundle has no Core ML package (ss-convert --target coreml)"
+    if name == "coreai" and adapter.coreai is None:
+        return "the bundle has no Core AI asset (ss-convert --target coreai)"
     if name == "mlxfn" and adapter.mlxfn is None:
         return "the bundle has no exported functions (ss-convert --target mlxfn)"
     if name in ("mlx", "reference") and not (bundle.path / MLX_BASE).is_file():
@@ -56,6 +60,7 @@ def why_not(name: str, bundle: Bundle, adapter: BundledAdapter) -> str | None:
         "reference": ("torch", "transformers"),
         "executor": ("coremltools", "google.protobuf", "ss_convert"),
         "coreml": ("coremltools",),
+        "coreai": ("coreai",),
         "mlxfn": ("mlx",),
     }
     for module in needed[name]:
@@ -91,6 +96,8 @@ def open_backend(
         model = open_reference(bundle, adapter, settings)
     elif name == "executor":
         model = _open_executor(bundle, adapter, dtype)
+    elif name == "coreai":
+        model = open_coreai_model(bundle, adapter, dtype, settings.compute_units or "all")
     else:
         model = open_coreml_model(bundle, adapter, settings.compute_units or "all")
     bundle.check_unchanged()
@@ -101,8 +108,8 @@ def _check_options(bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSet
     """UserError for a setting that the back end does not have, and where it is not to be had here."""
     name = settings.backend
     settings.check()
-    if settings.compute_units is not None and name != "coreml":
-        raise UserError(f"--compute-units is for back end 'coreml', not for '{name}'")
+    if settings.compute_units is not None and name not in ("coreml", "coreai"):
+        raise UserError(f"--compute-units is for back ends 'coreml' and 'coreai', not for '{name}'")
     if settings.device is not None and name != "reference":
         raise UserError(f"--device is for back end 'reference', not for '{name}'")
     if (reason := why_not(name, bundle, adapter)) is not None:
@@ -134,7 +141,7 @@ def _open_functions(bundle: Bundle, adapter: BundledAdapter, dtype: str | None) 
 
 
 def _open_executor(bundle: Bundle, adapter: BundledAdapter, dtype: str) -> StepModel:
-    from ss_runtime.coreml.step_model import open_executor_model
+    from ss_runtime.coreml.engines import open_executor_model
 
     with library_errors(f"{bundle.path}: the executor cannot read the package"):
         return open_executor_model(bundle, adapter, dtype=dtype)

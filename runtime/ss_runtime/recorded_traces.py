@@ -20,7 +20,7 @@ from ss_device.trace import TRACED_TOKENS, Recorded, Trace, load_traces, save_tr
 from ss_runtime.backends import open_reference, why_not
 from ss_runtime.settings import RuntimeSettings
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
-from ss_runtime.validation import PACKAGE_BACKENDS
+from ss_runtime.validation import OF_GRAPHS, stored_golden
 
 PATTERNS = ("*.json", "*.safetensors")
 
@@ -110,7 +110,7 @@ def _record(
 ) -> Recording:
     from ss_device.reference.recording import record_traces, recorded_on
 
-    held = [functions.context for functions in (adapter.coreml, adapter.mlxfn) if functions]
+    held = [functions.context for functions in (adapter.coreml, adapter.coreai, adapter.mlxfn) if functions]
     settings = RuntimeSettings(dtype=dtype, device=device, context=min(held, default=None))
     model = open_reference(bundle, adapter, settings)
     max_tokens = min(adapter.max_tokens, TRACED_TOKENS)
@@ -161,7 +161,7 @@ def traces_of(
 
 def why_not_replayed(bundle: Bundle, adapter: BundledAdapter, backend: str) -> str | None:
     """Why recorded traces cannot be compared with a back end; None where they can."""
-    if backend in PACKAGE_BACKENDS and adapter.coreml is not None and adapter.coreml.golden:
+    if stored_golden(adapter, backend):
         return (
             "its package has compressed weights, which are not those of the recording (the bundle's own "
             "golden traces are made with them)"
@@ -171,5 +171,5 @@ def why_not_replayed(bundle: Bundle, adapter: BundledAdapter, backend: str) -> s
 
 def weights_are_exact(bundle: Bundle, backend: str, origin: Recorded) -> bool:
     """Whether a back end computes with the very weights of a float32 recording, which reads MLX's file."""
-    same = backend not in PACKAGE_BACKENDS or bundle.manifest.made.exact_weights
+    same = backend not in OF_GRAPHS or bundle.manifest.made.exact_weights
     return same and origin.dtype == "float32"

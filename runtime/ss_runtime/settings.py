@@ -14,7 +14,7 @@ from ss_device.prompt_lookup import PromptLookup
 from ss_device.sampling import Sampler
 from ss_device.settings import setting
 from ss_device.tree import BigramBias
-from ss_runtime.coreml.step_model import COMPUTE_UNITS
+from ss_runtime.coreml.engines import COMPUTE_UNITS
 from ss_runtime.plain_base import has_streams
 from ss_runtime.samplers import build_sampler
 
@@ -23,6 +23,7 @@ DTYPES = {
     "executor": ("float16", "float32"),
     "reference": ("float32", "float16", "bfloat16"),
     "coreml": ("float16",),
+    "coreai": ("float16", "float32"),
     "mlxfn": ("float16", "float32", "bfloat16"),
 }
 BACKENDS = tuple(DTYPES)
@@ -51,7 +52,7 @@ class RuntimeSettings:
         choices=QUANTIZATIONS, help="MLX: pack the base to affine 4 or 8 bits, or mxfp4"
     )
     compute_units: str | None = setting(
-        choices=tuple(COMPUTE_UNITS), help="engines that Core ML may use (default all)"
+        choices=tuple(COMPUTE_UNITS), help="engines that Core ML may use, or Core AI prefers (default all)"
     )
     device: str | None = setting(
         choices=DEVICES,
@@ -68,7 +69,7 @@ class RuntimeSettings:
 
     def for_adapter(self, bundle: Bundle, adapter: BundledAdapter) -> RuntimeSettings:
         """With the sizes and the pruning of the bundle, so that all its back ends prune alike."""
-        package = adapter.coreml
+        package = adapter.coreml or adapter.coreai
         nodes = self.num_nodes or adapter.num_nodes
         return replace(
             self,

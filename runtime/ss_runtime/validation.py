@@ -178,14 +178,19 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-PACKAGE_BACKENDS = ("executor", "coreml")
+# Back end → the entry of an adapter that says where its functions are.
+OF_GRAPHS = {"executor": "coreml", "coreml": "coreml", "coreai": "coreai"}
+
+
+def stored_golden(adapter: BundledAdapter, backend: str) -> str | None:
+    """Traces with the weights as the package or asset of a back end stores them, if they are compressed."""
+    functions = getattr(adapter, OF_GRAPHS[backend]) if backend in OF_GRAPHS else None
+    return None if functions is None else functions.golden
 
 
 def golden_of(adapter: BundledAdapter, backend: str) -> str | None:
-    """The traces that a back end is held to: a package with compressed weights has its own."""
-    if backend in PACKAGE_BACKENDS and adapter.coreml is not None and adapter.coreml.golden:
-        return adapter.coreml.golden
-    return adapter.golden
+    """The traces that a back end is held to: compressed weights have their own."""
+    return stored_golden(adapter, backend) or adapter.golden
 
 
 def has_exact_weights(bundle: Bundle, adapter: BundledAdapter, backend: str) -> bool:
@@ -194,7 +199,7 @@ def has_exact_weights(bundle: Bundle, adapter: BundledAdapter, backend: str) -> 
     Not so when base or adapter were rounded to float16. Traces of a compressed package were recorded
     with what the package holds.
     """
-    if backend in PACKAGE_BACKENDS and adapter.coreml is not None and adapter.coreml.golden:
+    if stored_golden(adapter, backend):
         return True
     return bundle.manifest.made.exact_weights
 

@@ -17,7 +17,7 @@ from ss_device.errors import UserError
 from ss_executor import load_package
 from ss_runtime.commands.generate import main as ss_generate
 from ss_runtime.commands.validate import main as ss_validate
-from ss_runtime.coreml.step_model import COMPUTE_UNITS, open_coreml_model, open_executor_model
+from ss_runtime.coreml.engines import COMPUTE_UNITS, open_coreml_model, open_executor_model
 from tests.commands.conftest import PROMPTS, SIZES, save_with_lora
 from tests.tiny_models import random_adapter
 

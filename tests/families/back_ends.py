@@ -19,7 +19,7 @@ from ss_device.families import canonical_parts
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import StreamModel, attach_adapter, load_base
 from ss_executor import load_package
-from ss_runtime.coreml.step_model import CoreMLStepModel
+from ss_runtime.function_step_model import FunctionStepModel
 from ss_runtime.mlx.step_model import MLXStepModel
 from ss_runtime.settings import RuntimeSettings
 from tests.families.checks import CONFIGS, KEPT, NODES, Measured, Truth, measure
@@ -109,7 +109,7 @@ def mlx_back_end(subject: Subject, stream_rows: str = "kept") -> MLXBackEnd:
     )
 
 
-class ExecutorBackEnd(CoreMLStepModel):
+class ExecutorBackEnd(FunctionStepModel):
     """A written package on the executor; its step function has the main logits as one more output."""
 
     last_logits: np.ndarray

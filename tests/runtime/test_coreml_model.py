@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from ss_device.architecture import Architecture
-from ss_device.bundle import CoreMLFunctions
+from ss_device.bundle import StepFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError
 from ss_device.tree import root_only, tree_from_parents
-from ss_runtime.coreml.step_model import CoreMLStepModel, open_coreml_model, open_executor_model
+from ss_runtime.coreml.engines import open_coreml_model, open_executor_model
+from ss_runtime.function_step_model import FunctionStepModel
 
 ARCHITECTURE = Architecture(
     family="llama",
@@ -54,7 +55,7 @@ class Recorder:
 
 
 def make_model(num_nodes=5, kept=(0, 1, 2, 3, 4), context=12, chunk=4, **changes):
-    functions = CoreMLFunctions(
+    functions = StepFunctions(
         package="coreml/x.mlpackage",
         prefill="x_prefill",
         step="x_step",
@@ -65,7 +66,7 @@ def make_model(num_nodes=5, kept=(0, 1, 2, 3, 4), context=12, chunk=4, **changes
     )
     config = SpeculativeConfig(num_streams=2, num_msa_layers=1, **changes)
     prefill, step = Recorder(list(kept)), Recorder(list(kept))
-    return CoreMLStepModel(prefill, step, functions, config, ARCHITECTURE), prefill, step
+    return FunctionStepModel(prefill, step, functions, config, ARCHITECTURE), prefill, step
 
 
 def visible(mask: np.ndarray) -> list[list[int]]:

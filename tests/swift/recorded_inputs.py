@@ -8,10 +8,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ss_device.architecture import Architecture
-from ss_device.bundle import CoreMLFunctions
+from ss_device.bundle import StepFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.tree import tree_from_parents
-from ss_runtime.coreml.step_model import CoreMLStepModel
+from ss_runtime.function_step_model import FunctionStepModel
 from tests.swift.recorded_columns import Columns
 
 
@@ -30,14 +30,14 @@ class SilentEngine:
 
 
 def export_inputs(path: Path) -> None:
-    """What `CoreMLStepModel` hands to the step function over some commits."""
+    """What `FunctionStepModel` hands to the step function over some commits."""
     rng = np.random.default_rng(4)
     columns = Columns()
     shape = Architecture("llama", 99, 8, 8, 1, 1, 1, 8, 1e-6, 1e4, 64, True)  # of which only V matters
     for nodes, kept in ((8, 8), (8, 5)):
-        functions = CoreMLFunctions("", "", "", 4, nodes, kept, 40)
+        functions = StepFunctions("", "", "", 4, nodes, kept, 40)
         engine = SilentEngine(nodes, kept)
-        model = CoreMLStepModel(engine, engine, functions, SpeculativeConfig(num_streams=2), shape)
+        model = FunctionStepModel(engine, engine, functions, SpeculativeConfig(num_streams=2), shape)
         model.prefill([3, 4, 5, 6, 7, 8])
         for _ in range(10):
             size = int(rng.integers(1, nodes + 1))

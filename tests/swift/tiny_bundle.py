@@ -19,7 +19,7 @@ from ss_device.decoding import Drafter, decode
 from ss_device.sampling import Sampler, Sampling
 from ss_device.tree import DraftTree
 from ss_runtime.commands.validate import main as ss_validate
-from ss_runtime.coreml.step_model import open_executor_model
+from ss_runtime.coreml.engines import open_executor_model
 from ss_runtime.tokenization import load_tokenizer
 from tests.tiny_models import make_tiny_base, random_adapter
 

@@ -18,7 +18,8 @@ from coreai.authoring.graph_builder import GraphOp
 from coreai.runtime import AIModelAssetMetadata
 
 from ss_convert.coreai.composites import Composites
-from ss_convert.coreai.operations import CoreAIOperations, Tensor
+from ss_convert.coreai.operations import CoreAIOperations
+from ss_convert.coreai.tensor import Tensor
 from ss_convert.graph.functions import GraphFunction
 from ss_convert.graph.interface import STATE
 from ss_convert.graph.operations import writing_in

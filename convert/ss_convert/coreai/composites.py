@@ -8,15 +8,13 @@ its own it runs the body, so a declaration changes no result there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from coreai._compiler.dialects.coreai import output
 from coreai._compiler.ir import Attribute, InsertionPoint
 from coreai.authoring import Module, Value
 from coreai.authoring.graph_builder import GraphOp
 
-if TYPE_CHECKING:
-    from ss_convert.coreai.operations import Tensor
+from ss_convert.coreai.tensor import Tensor
 
 
 class Composites:
@@ -49,9 +47,8 @@ class Composites:
             composite_decl=_declaration(name, attributes, operands),
             ip=InsertionPoint.at_block_begin(block),
         )
-        tensor = type(next(iter(operands.values())))
         with graph.block:
-            result = body(*(tensor(Value._from_mlir(argument)) for argument in graph.arguments))
+            result = body(*(Tensor(Value._from_mlir(argument)) for argument in graph.arguments))
             output([result.value._to_mlir()])
         graph.outputs_spec = graph.outputs_spec
         return Value._from_mlir(graph(*(operand.value._to_mlir() for operand in operands.values()))[0])

@@ -14,31 +14,13 @@ from coreai.authoring import Value
 from coreai.authoring.constant import constant as ca_constant
 
 from ss_convert.coreai.composites import Composites
+from ss_convert.coreai.tensor import Tensor
 from ss_convert.graph.compression import Quantized, Stored
 from ss_convert.graph.interface import MASKED
 
 UNSIGNED_AXES = np.uint32
 # Below a half-precision maximum of a row this stands for it: a row of zeros has norm zero.
 SMALLEST = 2.0**-14
-
-
-class Tensor:
-    """A value of the graph with its shape and numpy dtype."""
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-        kind = value.type
-        self.shape: tuple[int, ...] = tuple(kind.shape)
-        self.dtype = NUMPY_DTYPES[kind.dtype]
-
-
-NUMPY_DTYPES = {
-    ca.float16: np.float16,
-    ca.float32: np.float32,
-    ca.int32: np.int32,
-    ca.uint32: np.uint32,
-    ca.bool_: np.bool_,
-}
 
 
 def _binary(build: Callable) -> Callable:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import coremltools as ct
@@ -13,17 +11,16 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 from ss_convert.coreml.operations import MILOperations
 from ss_convert.coreml.package import save_package
+from ss_convert.graph.description import describe, package_metadata
 from ss_convert.graph.functions import GraphFunction, adapter_functions, base_weights
-from ss_convert.graph.interface import STATE, functions_of, part_prefill_inputs, part_step_inputs, sources
+from ss_convert.graph.interface import STATE
 from ss_convert.graph.operations import writing_in
 from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.parts import Part, part_names, parts_of
 from ss_convert.graph.weights import BaseWeights
 from ss_device.adapter import Adapter
 from ss_device.architecture import Architecture
-from ss_device.base_model import BaseIdentity
-from ss_device.bundle import CoreMLFunctions, PartLink
-from ss_device.config import SpeculativeConfig
+from ss_device.bundle import StepFunctions
 
 __all__ = ["GraphOptions", "build_programs", "write_package"]
 
@@ -36,7 +33,7 @@ def write_package(
     adapter: Adapter,
     options: GraphOptions,
     path: Path,
-) -> CoreMLFunctions:
+) -> StepFunctions:
     """Write an adapter's prefill and step functions as one `.mlpackage` that stores the base once.
 
     With `options.cuts` a package per part is written beside `path` (`parts.part_names`). weights:
@@ -55,47 +52,6 @@ def write_package(
         metadata = package_metadata(adapter.base, {adapter.app: (adapter.config, functions)}, index)
         save_package(programs, default=functions.step, metadata=metadata, path=path.parent / name)
     return functions
-
-
-def describe(
-    adapter: Adapter, architecture: Architecture, options: GraphOptions, packages: Sequence[str]
-) -> CoreMLFunctions:
-    """What the manifest says of an adapter's functions; the names are identifiers for Core ML.
-
-    packages: paths inside the bundle, one per part.
-    """
-    prefill, step = functions_of(adapter.app, options)
-    parts = parts_of(architecture, options.cuts)
-    several = len(parts) > 1
-    return CoreMLFunctions(
-        package=packages[0],
-        parts=tuple(packages) if several else (),
-        chain=tuple(_link(adapter.config, architecture, options, p) for p in parts) if several else (),
-        prefill=prefill,
-        step=step,
-        chunk=options.chunk,
-        num_nodes=options.num_nodes,
-        num_kept=options.num_kept,
-        context=options.context,
-        prune_over=options.prune_over,
-        weights=options.weights,
-        embedding_weights=options.embedding_weights,
-        sampling=options.sampling,
-        graph=options.graph(),
-        lora=options.lora,
-        lora_rank=options.lora_rank,
-    )
-
-
-def _link(
-    config: SpeculativeConfig, architecture: Architecture, options: GraphOptions, part: Part
-) -> PartLink:
-    """What the manifest says of a part."""
-    return PartLink(
-        layers=(part.first, part.stop),
-        prefill=sources(part_prefill_inputs(architecture, options, part)),
-        step=sources(part_step_inputs(config, architecture, options, part)),
-    )
 
 
 def build_programs(
@@ -123,44 +79,3 @@ def _program(function: GraphFunction) -> Program:
     program = Program()
     program.add_function("main", built)
     return program
-
-
-def package_metadata(
-    base: BaseIdentity, adapters: Mapping[str, tuple[SpeculativeConfig, CoreMLFunctions]], part: int = 0
-) -> dict[str, str]:
-    """What a package says of itself, as strings: what all adapters share, and each adapter as JSON.
-
-    part: which of the packages in the order in which they run.
-    """
-    entries = {
-        app: {
-            "prefill": functions.prefill,
-            "step": functions.step,
-            "mode": config.mode,
-            "num_streams": config.num_streams,
-            "num_nodes": functions.num_nodes,
-            "num_kept": functions.num_kept,
-            "prune_over": functions.prune_over,
-            "sampling": functions.sampling,
-        }
-        for app, (config, functions) in adapters.items()
-    }
-    shared = next(iter(adapters.values()))[1]
-    place = {}
-    if shared.chain:
-        first, stop = shared.chain[part].layers
-        place = {"part": f"{part + 1} of {len(shared.chain)}", "layers": f"{first}-{stop - 1}"}
-    return {
-        **place,
-        "apps": " ".join(adapters),
-        "base": base.name,
-        "base_sha256": base.sha256,
-        "context": str(shared.context),
-        "chunk": str(shared.chunk),
-        "weights": shared.weights,
-        "embedding_weights": shared.embedding_weights,
-        "lora": shared.lora,
-        **({"lora_rank": str(shared.lora_rank)} if shared.lora == "inputs" else {}),
-        **{name: str(value) for name, value in shared.graph.items()},
-        **{f"adapter.{app}": json.dumps(entry) for app, entry in entries.items()},
-    }

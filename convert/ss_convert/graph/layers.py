@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ss_convert.graph.attention import for_attention, fused_attention, is_fused
+from ss_convert.graph.attention import attention_of, for_attention, soft_cap
 from ss_convert.graph.compression import num_rows, row_parts
 from ss_convert.graph.layout import LAYOUTS
 from ss_convert.graph.layout import slices as split
@@ -63,7 +63,7 @@ class Decoder:
         self.architecture = for_attention(architecture, options.attention)
         self.weights = weights
         self.layout = LAYOUTS[options.layout]()
-        self._fused = is_fused(architecture, options.attention)
+        self._attend = attention_of(architecture, options.attention)
         self._head_split = options.head_split
         self._constants: dict[str, object] = {}
 
@@ -208,10 +208,7 @@ class Decoder:
             op.concat([past[1], v], axis=1),
             view.mask,
         )
-        if self._fused:
-            mixed = fused_attention(*attended)
-        else:
-            mixed = attend(*attended, self.architecture.attention_softcap)
+        mixed = self._attend(*attended, self.architecture.attention_softcap)
         out = self.project(layer, "o", self.layout.from_heads(mixed), correction)
         return self.post_norm(out, f"layers.{layer}.attn_post_norm"), (k, v)
 
@@ -278,13 +275,6 @@ def times(x, scale: float):
     return out if low == 0 else op.add(out, op.mul(x, low))
 
 
-def soft_cap(x, cap: float | None):
-    """cap · tanh(x / cap)."""
-    if cap is None:
-        return x
-    return op.mul(op.tanh(op.real_div(x, np.float16(cap))), np.float16(cap))
-
-
 def gather_rotary(table: RotaryTable, positions):
     """fp16 [n, 4·rotated]: query cosine and sine, then key cosine and sine, at positions [n].
 
@@ -323,19 +313,3 @@ def rotate(heads, cos, sin, scale: float = 1.0):
     swapped = op.concat([second, first], axis=-1)
     turned = op.add(op.mul(turned, cos), op.mul(swapped, sin))
     return turned if not rest else op.concat([turned, times(rest[0], scale)], axis=-1)
-
-
-def attend(queries, keys, values, mask, cap: float | None = None):
-    """Grouped-query attention → [H, n, d].
-
-    queries [H, n, d] (scaled); keys, values [n_kv, S, d]; mask [n, S] additive; cap: soft cap of the
-    scores. The heads of a group are stacked as rows of one product, so no key or value is repeated.
-    """
-    heads, n, d = queries.shape
-    groups, slots, _ = keys.shape
-    stacked = [groups, heads // groups * n, d]
-    scores = op.matmul(op.reshape(queries, shape=stacked), keys, transpose_y=True)
-    scores = soft_cap(op.reshape(scores, shape=[heads, n, slots]), cap)
-    scores = op.add(scores, mask)
-    weights = op.reshape(op.softmax(scores, axis=-1), shape=[*stacked[:2], slots])
-    return op.reshape(op.matmul(weights, values), shape=[heads, n, d])

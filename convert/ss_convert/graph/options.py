@@ -10,14 +10,16 @@ from ss_device.architecture import Architecture
 from ss_device.config import PRUNE_OVER
 from ss_device.errors import UserError
 
+# `inputs`: Apple's pattern for the Neural Engine in Core AI.
+CACHES = ("state", "inputs")
 CHOICES = {
     "prune_over": PRUNE_OVER,
     "weights": WEIGHT_FORMATS,
     "embedding_weights": WEIGHT_FORMATS,
     "layout": ("linear", "conv"),
-    "attention": ("explicit", "fused"),
+    "attention": ("explicit", "fused", "by-head"),
     "commit": ("one-hot", "gather"),
-    "cache": ("state", "inputs"),
+    "cache": CACHES,
     "lora": ("baked", "inputs"),
     "preset": ("none", "ane", "gpu"),
 }

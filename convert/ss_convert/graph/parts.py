@@ -59,12 +59,12 @@ def split_layers(part: Part, first_msa_layer: int) -> tuple[range, range]:
     return range(part.first, middle), range(middle, part.stop)
 
 
-def part_names(name: str, count: int) -> tuple[str, ...]:
-    """Package file names of `count` parts: `<name>.mlpackage`, or numbered from 1."""
+def part_names(name: str, count: int, suffix: str = ".mlpackage") -> tuple[str, ...]:
+    """File names of the packages or assets of `count` parts: `<name><suffix>`, or numbered from 1."""
     if count == 1:
-        return (f"{name}.mlpackage",)
+        return (f"{name}{suffix}",)
     width = len(str(count))
-    return tuple(f"{name}-{index:0{width}d}-of-{count}.mlpackage" for index in range(1, count + 1))
+    return tuple(f"{name}-{index:0{width}d}-of-{count}{suffix}" for index in range(1, count + 1))
 
 
 # Files above about 1 GB leave the Neural Engine (docs/platform.md, Large files). Tables come on top.

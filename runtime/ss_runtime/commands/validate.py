@@ -23,13 +23,15 @@ from ss_device.settings import add_settings, setting, settings_of
 from ss_device.trace import Recorded, Trace, load_traces, trace_record
 from ss_runtime.backends import open_backend, why_not
 from ss_runtime.commands.replay_table import origin_text, print_replays
-from ss_runtime.coreml.step_model import COMPUTE_UNITS
+from ss_runtime.coreml.engines import COMPUTE_UNITS
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact, why_not_replayed
 from ss_runtime.settings import DTYPES, RuntimeSettings, default_dtype
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.validation import TOLERANCES, ReplayOutcome, golden_of, has_exact_weights, replay_traces
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
+OF_ASSETS = (("coreai", "float32"), ("coreai", "float16"))
+WITH_UNITS = ("coreml", "coreai")
 RECORDING = "recording, with PyTorch on the bundle's own weights"
 
 
@@ -47,7 +49,8 @@ class ReplaySettings:
     )
     dtype: str | None = setting(choices=sorted(TOLERANCES), help="dtype where NAME gives none")
     compute_units: str | None = setting(
-        choices=tuple(COMPUTE_UNITS), help="engines that back end coreml may use (default all)"
+        choices=tuple(COMPUTE_UNITS),
+        help="engines that coreml may use, or coreai prefers (default all)",
     )
     limit: int | None = setting(parse=positive, help="only the first N prompts")
     traces: Path | None = setting(
@@ -61,8 +64,8 @@ class ReplaySettings:
     def wanted(self) -> list[RuntimeSettings]:
         """The back ends by name; unknown ones are refused before anything is opened."""
         named = {text.partition(":")[0] for text in self.backend}
-        if self.compute_units and "coreml" not in named:
-            raise UserError("--compute-units is for --backend coreml")
+        if self.compute_units and not named & set(WITH_UNITS):
+            raise UserError("--compute-units is for --backend coreml or coreai")
         if not self.backend:
             return [RuntimeSettings(b, d) for b, d in DEFAULTS if self.dtype in (None, d)]
         return [self._named(text) for text in self.backend]
@@ -73,15 +76,22 @@ class ReplaySettings:
         dtype = dtype or self.dtype or default_dtype(name)
         if dtype not in TOLERANCES:
             raise UserError(f"dtype '{dtype}' has no tolerance (known: {', '.join(TOLERANCES)})")
-        own = {"coreml": {"compute_units": self.compute_units}, "reference": {"device": self.device}}
+        own = {name: {"compute_units": self.compute_units} for name in WITH_UNITS}
+        own["reference"] = {"device": self.device}
         return RuntimeSettings(name, dtype, **own.get(name, {}))
 
-    def exported(self, adapter: BundledAdapter) -> list[RuntimeSettings]:
-        """Exported functions, in their own dtype, where there are some and no back end is named."""
-        functions = adapter.mlxfn
-        if self.backend or functions is None or functions.dtype not in TOLERANCES:
+    def of_bundle(self, adapter: BundledAdapter) -> list[RuntimeSettings]:
+        """Back ends of what only some bundles hold, where no back end is named.
+
+        Assets in both dtypes, exported functions in their own.
+        """
+        if self.backend:
             return []
-        return [RuntimeSettings("mlxfn", functions.dtype)] if self.dtype in (None, functions.dtype) else []
+        found = [RuntimeSettings(b, d) for b, d in OF_ASSETS if adapter.coreai and self.dtype in (None, d)]
+        functions = adapter.mlxfn
+        if functions and functions.dtype in TOLERANCES and self.dtype in (None, functions.dtype):
+            found.append(RuntimeSettings("mlxfn", functions.dtype))
+        return found
 
 
 @dataclass(frozen=True)
@@ -214,7 +224,7 @@ def _validate_adapter(
 ) -> list[ReplayOutcome]:
     """An adapter on every back end; those that this machine cannot run go to `left_out`, but not all."""
     name, replays, missing = adapter.app, [], []
-    for settings in [*wanted, *asked.exported(adapter)]:
+    for settings in [*wanted, *asked.of_bundle(adapter)]:
         backend, dtype = settings.backend, settings.dtype
         reason = why_not(backend, bundle, adapter)
         if asked.traces is None:

@@ -19,7 +19,7 @@ from ss_device.reference.stream_model import StreamModel, attach_adapter, load_b
 from ss_device.step_model import StepModel
 from ss_device.tree import DraftTree, root_only, tree_from_parents
 from ss_executor import load_package
-from ss_runtime.coreml.step_model import CoreMLStepModel, chained
+from ss_runtime.function_step_model import FunctionStepModel, chained
 from tests.tiny_models import random_adapter
 
 CONTEXT, CHUNK = 48, 8
@@ -33,7 +33,7 @@ class Pair:
 
     package: Path
     adapter: Adapter
-    coreml: CoreMLStepModel
+    coreml: FunctionStepModel
     reference: ReferenceStepModel
 
 
@@ -53,16 +53,16 @@ def make_pair(base: BaseFolder, config: SpeculativeConfig, options: GraphOptions
 
 def make_coreml(
     base: BaseFolder, adapter: Adapter, options: GraphOptions, path: Path, dtype: str = "float32"
-) -> CoreMLStepModel:
+) -> FunctionStepModel:
     """Write a package and open it on the executor."""
     functions = write_package(base.architecture, base.weights(), adapter, options, path)
     return open_package(path, functions, adapter.config, base.architecture, dtype)
 
 
-def open_package(path, functions, config, architecture, dtype="float32") -> CoreMLStepModel:
+def open_package(path, functions, config, architecture, dtype="float32") -> FunctionStepModel:
     packages = [load_package(path.parent / Path(name).name) for name in functions.packages]
     engines = chained(functions, lambda part, name: packages[part].program(name, dtype))
-    return CoreMLStepModel(*engines, functions, config, architecture)
+    return FunctionStepModel(*engines, functions, config, architecture)
 
 
 def reference_model(base: BaseFolder, adapter: Adapter) -> StreamModel:
@@ -150,7 +150,7 @@ def compare_caches(pair: Pair) -> None:
         np.testing.assert_allclose(cached[layers + layer], values[0].numpy(), **TOLERANCE)
 
 
-def committed_cache(model: CoreMLStepModel) -> np.ndarray:
+def committed_cache(model: FunctionStepModel) -> np.ndarray:
     """[2·L, n_kv, n, head_dim] after carrying out the pending commit with one more (dropped) step."""
     model.step(root_only(5))
     states = model.state if isinstance(model.state, list) else [model.state]

@@ -10,7 +10,7 @@ from ss_device.adapter_inputs import input_values, place_of
 from ss_device.config import paper_config, tensor_shapes
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_executor import load_package
-from ss_runtime.coreml.step_model import CoreMLStepModel
+from ss_runtime.function_step_model import FunctionStepModel
 from tests.convert.coreml.cases import CONTEXT, Pair, compare_steps, prompt_ids, reference_model
 from tests.tiny_models import make_tiny_base, random_adapter
 
@@ -54,7 +54,7 @@ def test_adapters_of_one_pair_of_functions_equal_their_references(tmp_path, form
     texts = set()
     for adapter in adapters:
         values = input_values(tensors_of(adapter), adapter.config, base.architecture, RANK, options.prunes)
-        coreml = CoreMLStepModel(*programs, functions, adapter.config, base.architecture, values)
+        coreml = FunctionStepModel(*programs, functions, adapter.config, base.architecture, values)
         model = reference_of(base, adapter, path, functions, options)
         compare_steps(Pair(path, adapter, coreml, model), prompt_ids(11), [6] * 4)
         texts.add(coreml.prefill(prompt_ids(11)).stream_logits.tobytes())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ss_convert.graph import parts
 from ss_convert.coreml.convert import GraphOptions
+from ss_convert.graph import parts
 from ss_convert.graph.compression import compress
 from ss_convert.graph.options import PRESETS
 from ss_convert.graph.weight_format import WEIGHT_FORMATS, stored_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ss_convert.graph import streams, tables
 from ss_convert.coreml.convert import GraphOptions
+from ss_convert.graph import streams, tables
 from ss_convert.graph.options import PRESETS
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.decoding import Drafter, decode

@@ -1,16 +1,12 @@
-"""The Core ML step model: drives a package's prefill and step functions through an injected engine.
+"""The step model over a package's or an asset's two functions, through injected engines.
 
-The functions' inputs, outputs and state are described in `ss_convert/graph/interface.py`. Engines are
-Core ML itself on a Mac and the reference executor everywhere else.
+The functions' inputs, outputs and state are described in `ss_convert/graph/interface.py`. Engines are the
+reference executor, Core ML and Core AI.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,9 +14,9 @@ import numpy as np
 from ss_device.acceptance import walk
 from ss_device.adapter_inputs import for_prefill, input_values
 from ss_device.architecture import Architecture
-from ss_device.bundle import Bundle, BundledAdapter, CoreMLFunctions
+from ss_device.bundle import Bundle, BundledAdapter, StepFunctions
 from ss_device.config import SpeculativeConfig
-from ss_device.errors import UserError, library_errors, one_line
+from ss_device.errors import UserError
 from ss_device.files import read_tensors
 from ss_device.step_checks import check_prompt, check_tree, kept_rows
 from ss_device.step_model import Choose, Proposal, StepLimits, Verified
@@ -28,9 +24,6 @@ from ss_device.tree import DraftTree, root_only
 
 MASKED = np.float16(-1e4)
 NOTHING = np.zeros(0, np.int32)
-# Engines that Core ML may use, as coremltools calls them.
-COMPUTE_UNITS = {"all": "ALL", "ane": "CPU_AND_NE", "gpu": "CPU_AND_GPU", "cpu": "CPU_ONLY"}
-REFUSED = "not be able to run predict"
 
 
 class Engine(Protocol):
@@ -64,7 +57,7 @@ class ChainedEngine:
         return passed
 
 
-class CoreMLStepModel:
+class FunctionStepModel:
     """StepModel over a package's two functions, or those of a chain (ARCHITECTURE.md). One sequence.
 
     A commit is lazy: it is remembered here and carried out at the start of the next step call. `choose`
@@ -76,7 +69,7 @@ class CoreMLStepModel:
         self,
         prefill_engine: Engine,
         step_engine: Engine,
-        functions: CoreMLFunctions,
+        functions: StepFunctions,
         config: SpeculativeConfig,
         architecture: Architecture,
         adapter_inputs: Mapping[str, np.ndarray] | None = None,
@@ -203,51 +196,23 @@ def _verified(tree: DraftTree, outputs: Mapping[str, np.ndarray], choose: Choose
     return Verified(kept, chosen, accepted_node, np.asarray(streams, np.float32), logits)
 
 
-def open_executor_model(
-    bundle: Bundle, adapter: BundledAdapter, dtype: str = "float16", keep_weights: bool = True
-) -> CoreMLStepModel:
-    """The adapter's package on the reference executor (any system, slow).
-
-    dtype: `float16` rounds as the package stores, `float32` shows the graph without rounding.
-    keep_weights: False decodes large weights anew for every call, for models that memory holds once.
-    """
-    from ss_executor import load_package
-
-    functions = _functions(bundle, adapter)
-    packages = [load_package(bundle.path / name) for name in functions.packages]
-
-    def engine(part: int, name: str) -> Engine:
-        program = packages[part].program(name, dtype, keep_weights)
-        return _ExecutorEngine(program, bundle.path / functions.packages[part])
-
-    engines = chained(functions, engine)
-    architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
-    return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
+def open_step_model(
+    bundle: Bundle,
+    adapter: BundledAdapter,
+    functions: StepFunctions,
+    open_part: Callable[[int, str], Engine],
+) -> FunctionStepModel:
+    """The adapter's functions behind one step model. open_part: (part, function) → the engine of one."""
+    engines = chained(functions, open_part)
+    architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter, functions)
+    return FunctionStepModel(*engines, functions, adapter.config, architecture, given)
 
 
-def open_coreml_model(
-    bundle: Bundle, adapter: BundledAdapter, compute_units: str = "all"
-) -> CoreMLStepModel:
-    """The adapter's package on Core ML. compute_units: which engines it may use (`COMPUTE_UNITS`).
-
-    Raises UserError off macOS or when Core ML refuses the package.
-    """
-    functions = _functions(bundle, adapter)
-    if sys.platform != "darwin":
-        raise UserError(
-            f"Core ML needs macOS 15 or later, this is {sys.platform}; the reference executor runs "
-            f"the same package here"
-        )
-    paths = [bundle.path / name for name in functions.packages]
-    engines = chained(functions, lambda part, name: _CoreMLEngine(paths[part], name, compute_units))
-    architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter)
-    return CoreMLStepModel(*engines, functions, adapter.config, architecture, given)
-
-
-def _adapter_inputs(bundle: Bundle, adapter: BundledAdapter) -> dict[str, np.ndarray]:
+def _adapter_inputs(
+    bundle: Bundle, adapter: BundledAdapter, functions: StepFunctions
+) -> dict[str, np.ndarray]:
     """What functions that all adapters share are to be given for this one; {} where it has its own."""
-    functions = adapter.coreml
-    if functions is None or functions.lora != "inputs":
+    if functions.lora != "inputs":
         return {}
     return input_values(
         read_tensors(bundle.path / adapter.tensor_file),
@@ -258,7 +223,7 @@ def _adapter_inputs(bundle: Bundle, adapter: BundledAdapter) -> dict[str, np.nda
     )
 
 
-def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine]) -> tuple[Engine, Engine]:
+def chained(functions: StepFunctions, open_part: Callable[[int, str], Engine]) -> tuple[Engine, Engine]:
     """Engines of the prefill and the step function. open_part: (part, function) → the engine of one."""
     if not functions.chain:
         return open_part(0, functions.prefill), open_part(0, functions.step)
@@ -271,60 +236,6 @@ def chained(functions: CoreMLFunctions, open_part: Callable[[int, str], Engine])
             [open_part(part, functions.step) for part in parts], [e.step for e in functions.chain]
         ),
     )
-
-
-class _ExecutorEngine:
-    """A program of the executor; what it cannot compute in a damaged package is a UserError."""
-
-    def __init__(self, program: Engine, path: Path) -> None:
-        self._program, self._path = program, path
-        self.make_state = program.make_state
-
-    def predict(self, inputs: Mapping[str, np.ndarray], state) -> Mapping[str, np.ndarray]:
-        with library_errors(f"{self._path}: the executor cannot run it"):
-            return self._program.predict(inputs, state)
-
-
-class _CoreMLEngine:
-    """A function of a package on Core ML, through coremltools."""
-
-    def __init__(self, path: Path, function: str, compute_units: str) -> None:
-        try:
-            from coremltools import ComputeUnit
-            from coremltools.models import MLModel
-        except ImportError as error:
-            raise UserError("Core ML needs coremltools: pip install coremltools") from error
-        self._path, self._function = path, function
-        units = ComputeUnit[COMPUTE_UNITS[compute_units]]
-        with self._one_line("load"), warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            self._model = MLModel(str(path), function_name=function, compute_units=units)
-        # A model that Core ML refuses is made all the same, with a warning that it cannot predict.
-        if refusals := [w.message for w in said if REFUSED in str(w.message)]:
-            raise UserError(f"{path}: Core ML cannot load '{function}': {one_line(refusals[0])}")
-
-    def make_state(self):
-        with self._one_line("make a state for"):
-            return self._model.make_state()
-
-    def predict(self, inputs, state):
-        with self._one_line("run"):
-            return self._model.predict(dict(inputs), state=state)
-
-    @contextmanager
-    def _one_line(self, action: str) -> Iterator[None]:
-        """coremltools raises bare exceptions with Core ML's message."""
-        try:
-            yield
-        except Exception as error:
-            what = f"{self._path}: Core ML cannot {action} '{self._function}'"
-            raise UserError(f"{what}: {one_line(error)}") from error
-
-
-def _functions(bundle: Bundle, adapter: BundledAdapter) -> CoreMLFunctions:
-    if adapter.coreml is None:
-        raise UserError(f"{bundle.path}: adapter '{adapter.app}' has no Core ML package in this bundle")
-    return adapter.coreml
 
 
 def _padded(values: np.ndarray, size: int, filler: int) -> np.ndarray:

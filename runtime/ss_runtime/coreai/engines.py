@@ -1,0 +1,90 @@
+"""A Core AI asset's functions as engines of the step model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.errors import UserError, library_errors
+from ss_device.files import sha256
+from ss_runtime.coreai.asset import OpenAsset, waited_for
+from ss_runtime.coreai.host_cache import HostCache
+from ss_runtime.function_step_model import Engine, FunctionStepModel, open_step_model
+
+STATE = "kv_cache"
+
+
+def open_coreai_model(
+    bundle: Bundle, adapter: BundledAdapter, dtype: str = "float16", compute_units: str = "all"
+) -> FunctionStepModel:
+    """The adapter's functions of the bundle's asset, on Apple's runtime.
+
+    dtype, compute_units: as in `OpenAsset`. UserError where the bundle has no asset, Core AI is not to be
+    had, or an asset is not what was converted: a damaged one could end the process.
+    """
+    functions = adapter.coreai
+    if functions is None:
+        raise UserError(f"{bundle.path}: adapter '{adapter.app}' has no Core AI asset in this bundle")
+    for name in functions.packages:
+        _check_unchanged(bundle, name)
+    assets = [OpenAsset(bundle.path / name, dtype, compute_units) for name in functions.packages]
+
+    def engine(part: int, name: str) -> Engine:
+        function = AssetFunction(assets[part], name)
+        if functions.graph.get("cache") != "inputs":
+            return function
+        first, stop = functions.chain[part].layers if functions.chain else (0, _layers(bundle))
+        first_msa_layer = _layers(bundle) - adapter.config.num_msa_layers
+        return HostCache(function, range(first, stop), first_msa_layer)
+
+    return open_step_model(bundle, adapter, functions, engine)
+
+
+def _layers(bundle: Bundle) -> int:
+    return bundle.manifest.architecture.num_layers
+
+
+def _check_unchanged(bundle: Bundle, asset: str) -> None:
+    """UserError unless the asset's files are those of the conversion, by digest."""
+    files = {n: f for n, f in bundle.manifest.files.items() if n.startswith(f"{asset}/")}
+    if not files:
+        raise UserError(f"{bundle.path}: the manifest names no files of '{asset}'")
+    for name, entry in files.items():
+        if sha256(bundle.path / name) != entry.sha256:
+            raise UserError(f"{bundle.path}: file '{name}' was changed after the conversion (sha256)")
+
+
+class AssetFunction:
+    """A function of an asset. Inputs are given in any dtype that holds them."""
+
+    def __init__(self, asset: OpenAsset, name: str) -> None:
+        from coreai.runtime import NDArray
+
+        self._path, self._name = asset.path, name
+        self._function = asset.function(name)
+        self._array = NDArray
+        described = self._function.desc
+        self._dtypes = {n: str(described.input_descriptor(n).dtype) for n in described.input_names}
+        self._states = {n: described.state_descriptor(n) for n in described.state_names}
+        self.shapes = {n: tuple(described.input_descriptor(n).shape) for n in described.input_names}
+
+    def make_state(self) -> dict:
+        """States of zeros: masks add to what lies in unused slots, and NaN would stay NaN."""
+        return {
+            name: self._array(np.zeros(tuple(entry.shape), str(entry.dtype)))
+            for name, entry in self._states.items()
+        }
+
+    def predict(self, inputs: Mapping[str, np.ndarray], state: dict) -> dict[str, np.ndarray]:
+        """Run the function once; changes `state`. Raises UserError for what the runtime refuses."""
+        if missing := self._dtypes.keys() - inputs.keys():
+            raise UserError(f"{self._path}: '{self._name}' needs the input '{min(missing)}'")
+        given = {
+            name: self._array(np.ascontiguousarray(inputs[name], dtype))
+            for name, dtype in self._dtypes.items()
+        }
+        with library_errors(f"{self._path}: Core AI cannot run '{self._name}'"):
+            outputs = waited_for(self._function(given, state))
+            return {name: np.array(value.numpy()) for name, value in outputs.items()}
