@@ -86,14 +86,14 @@ MUTATIONS = (
     ),
     Mutation(
         "mask of the step's inputs: a node does not see the newest committed slot",
-        f"{CORE_ML}/StepInputs.swift",
-        "AdditiveMask.visible)\n                var node = row",
+        f"{LIBRARY}/StepInputs.swift",
+        "AdditiveMask.visible)\n            var node = row",
         "AdditiveMask.visible)\n"
-        "                columns[length - 1] = AdditiveMask.hidden\n                var node = row",
+        "            columns[length - 1] = AdditiveMask.hidden\n            var node = row",
     ),
     Mutation(
         "commit selection: node ids instead of their rows",
-        f"{CORE_ML}/StepInputs.swift",
+        f"{LIBRARY}/StepInputs.swift",
         "commitRows?.write(padded(pending.rows, -1))",
         "commitRows?.write(padded(pending.nodes, -1))",
     ),

@@ -1,5 +1,5 @@
 /// How a back end runs an adapter's prefill and step functions, and the cache of one sequence that they share.
-package protocol StepFunctions: AnyObject {
+package protocol FunctionCalls: AnyObject {
     associatedtype Outputs: StepOutputs
 
     /// Whether a step moves the accepted rows of the step before; else `commit` is called instead.
@@ -33,7 +33,7 @@ package protocol StepOutputs {
 ///
 /// Where a step moves rows, a commit is lazy: it is remembered here and carried out at the start of the next
 /// step (`ss_convert/graph/interface.py`).
-package final class FunctionStepModel<Functions: StepFunctions> {
+package final class FunctionStepModel<Functions: FunctionCalls> {
     package let limits: StepLimits
     package var wantsLogits = false
     package let functions: Functions

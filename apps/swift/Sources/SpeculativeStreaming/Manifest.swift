@@ -22,7 +22,7 @@ public struct SpeculativeConfig: Codable, Sendable, Equatable {
 }
 
 /// Where an adapter's Core ML or Core AI functions are and what sizes they were built for.
-public struct AdapterFunctions: Codable, Sendable, Equatable {
+public struct StepFunctions: Codable, Sendable, Equatable {
     /// How keys and values are kept: `state`, which functions change, or `inputs`, whose new rows are outputs
     /// that the host writes.
     public enum Cache: String, Codable, Sendable {
@@ -61,7 +61,7 @@ public struct AdapterFunctions: Codable, Sendable, Equatable {
     public var packages: [String] { parts.flatMap { $0.isEmpty ? nil : $0 } ?? [package] }
 }
 
-extension AdapterFunctions {
+extension StepFunctions {
     /// What a step model over these functions takes.
     public func limits(_ config: SpeculativeConfig) -> StepLimits {
         StepLimits(numNodes: numNodes, numKept: numKept, numStreams: config.numStreams, context: context)
@@ -95,8 +95,8 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
     public let numNodes: Int
     /// safetensors file with the bigram bias among others.
     public let tensorFile: String
-    public let coreml: AdapterFunctions?
-    public let coreai: AdapterFunctions?
+    public let coreml: StepFunctions?
+    public let coreai: StepFunctions?
     /// Path of the golden traces without extension.
     public let golden: String?
     /// safetensors file with a bigram bias that adapters share; nil: it is in `tensorFile`.

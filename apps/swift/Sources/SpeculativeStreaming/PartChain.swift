@@ -24,10 +24,12 @@ package struct PartChain<Function: PartFunction>: Sendable {
     package init(links: [Link]) { self.links = links }
 
     /// Throws `backEnd` naming an input that neither the whole function's `inputs` nor the link before feed.
-    package func check(inputs: Set<String>) throws {
+    ///
+    /// - Parameter own: inputs that every link is given by itself.
+    package func check(inputs: Set<String>, own: Set<String> = []) throws {
         var passed: Set<String> = []
         for (part, link) in links.enumerated() {
-            for input in link.function.inputNames.sorted() {
+            for input in link.function.inputNames.sorted() where !own.contains(input) {
                 let source = link.feeds.map { $0[input] } ?? input
                 guard let source, inputs.union(passed).contains(source) else {
                     throw SpeculativeError.backEnd(
@@ -39,7 +41,7 @@ package struct PartChain<Function: PartFunction>: Sendable {
     }
 }
 
-extension AdapterFunctions {
+extension StepFunctions {
     /// Both functions in all packages. `load` gives the function of a name in a package.
     package func chains<Function: PartFunction>(
         isolation: isolated (any Actor)? = #isolation,

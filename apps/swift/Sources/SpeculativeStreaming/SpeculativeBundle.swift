@@ -67,6 +67,13 @@ public struct SpeculativeBundle: Sendable {
         return sha256(of: Data(lines.joined(separator: "\n").utf8))
     }
 
+    /// Digest over the paths and digests that the manifest records of a package's files.
+    package func contentDigest(of package: String) -> String {
+        let files = manifest.files.filter { $0.key.hasPrefix(package + "/") }
+        let lines = files.sorted { $0.key < $1.key }.map { "\($0.key.dropFirst(package.count)) \($0.value.sha256)" }
+        return sha256(of: Data(lines.joined(separator: "\n").utf8))
+    }
+
     /// An adapter's traces from a folder that `ss-validate --record` wrote, on a copy of this bundle.
     ///
     /// - Throws: `missingFile`, `damagedFile`; `invalidSetting` for traces of other weights, and for a package with
@@ -95,7 +102,7 @@ public struct SpeculativeBundle: Sendable {
     }
 
     /// What is wrong with the description of a model's packages, nil for nothing.
-    private func problem(_ functions: AdapterFunctions) -> String? {
+    private func problem(_ functions: StepFunctions) -> String? {
         let packages = functions.packages
         for package in packages where !manifest.files.keys.contains(where: { $0.hasPrefix(package + "/") }) {
             return "its package '\(package)' is not among the bundle's files"

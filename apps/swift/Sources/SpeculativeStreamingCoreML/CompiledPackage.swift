@@ -19,7 +19,7 @@
         /// Throws `backEnd` with Core ML's message when it does not compile.
         public func compiled(_ package: String, of bundle: SpeculativeBundle) async throws -> URL {
             let source = bundle.url.appendingPathComponent(package)
-            let target = folder.appendingPathComponent(contentName(package, bundle) + ".mlmodelc")
+            let target = folder.appendingPathComponent(bundle.contentDigest(of: package) + ".mlmodelc")
             if FileManager.default.fileExists(atPath: target.path) { return target }
             do {
                 let fresh = try await MLModel.compileModel(at: source)
@@ -34,13 +34,6 @@
             } catch {
                 throw SpeculativeError.backEnd("\(source.path): Core ML cannot compile it: \(oneLine(error))")
             }
-        }
-
-        /// Digest over the paths and digests that the manifest records of the package's files.
-        private func contentName(_ package: String, _ bundle: SpeculativeBundle) -> String {
-            let files = bundle.manifest.files.filter { $0.key.hasPrefix(package + "/") }
-            let lines = files.sorted { $0.key < $1.key }.map { "\($0.key.dropFirst(package.count)) \($0.value.sha256)" }
-            return sha256(of: Data(lines.joined(separator: "\n").utf8))
         }
     }
 #endif

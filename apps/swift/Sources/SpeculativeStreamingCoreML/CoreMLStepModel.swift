@@ -30,7 +30,7 @@
         }
 
         private init(
-            _ prefill: FunctionChain, _ step: FunctionChain, _ functions: AdapterFunctions,
+            _ prefill: FunctionChain, _ step: FunctionChain, _ functions: StepFunctions,
             _ config: SpeculativeConfig, _ options: CoreMLOptions
         ) throws {
             let limits = functions.limits(config)
@@ -61,7 +61,7 @@
     }
 
     /// The functions of one sequence: its states, and memory for what goes in and out.
-    final class CoreMLCalls: StepFunctions {
+    final class CoreMLCalls: FunctionCalls {
         let movesRows = true
         private let prefillCall: ChainedCall
         private let stepCall: ChainedCall

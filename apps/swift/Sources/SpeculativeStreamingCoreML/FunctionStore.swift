@@ -71,7 +71,7 @@
 
         /// The functions of an adapter in all packages of its model, loaded now if they are not yet.
         func functions(
-            _ functions: AdapterFunctions, of bundle: SpeculativeBundle, _ options: CoreMLOptions
+            _ functions: StepFunctions, of bundle: SpeculativeBundle, _ options: CoreMLOptions
         ) async throws -> (prefill: FunctionChain, step: FunctionChain) {
             if pressure == nil {
                 pressure = onMemoryPressure { [weak self] in Task { [weak self] in await self?.releaseIdle() } }

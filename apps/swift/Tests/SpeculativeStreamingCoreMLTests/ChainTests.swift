@@ -2,6 +2,7 @@ import CoreML
 import Foundation
 import SpeculativeStreaming
 import Testing
+import TinyBundles
 
 @testable import SpeculativeStreamingCoreML
 
@@ -16,7 +17,7 @@ import Testing
     /// The answers of the Python step model, tree by tree.
     private func expectAnswers(_ tiny: TinyBundle, backings: Bool = true) async throws {
         let adapter = try tiny.bundle.adapter()
-        for answer in tiny.answers {
+        for answer in try TinyBundle.answers() {
             let request = DecodingRequest(prompt: answer.prompt, maxTokens: 16, stopIDs: tiny.bundle.stopIDs)
             var loop = try DecodingLoop(
                 model: await model(tiny, backings: backings), drafter: tiny.bundle.drafter(for: adapter),

@@ -2,31 +2,9 @@ import CoreML
 import Foundation
 import SpeculativeStreaming
 import Testing
+import TinyBundles
 
 @testable import SpeculativeStreamingCoreML
-
-/// What the Python step model draws from the package that returns its logits.
-private struct SampledAnswers: Decodable {
-    struct Run: Decodable {
-        let seed: UInt64
-        let tokens: [Int]
-        let calls: Int
-    }
-
-    let prompt: [Int]
-    let runs: [Run]
-    /// One step's tree, the nodes that it keeps and the largest logit of each of their streams [K][γ].
-    let tokens: [Int]
-    let parents: [Int]
-    let kept: [Int]
-    let largest: [[Float]]
-
-    init() throws {
-        let folder = try #require(ProcessInfo.processInfo.environment["SS_TINY_BUNDLE"])
-        let file = URL(fileURLWithPath: folder).appendingPathComponent("sampled.json")
-        self = try JSONDecoder().decode(Self.self, from: Data(contentsOf: file))
-    }
-}
 
 /// Runs the real package: Core ML itself on Apple platforms, the reference executor on Linux.
 @Suite(.serialized) struct PackageTests {
@@ -34,7 +12,7 @@ private struct SampledAnswers: Decodable {
         let tiny = try TinyBundle()
         let generator = try await SpeculativeGenerator(
             coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
-        for answer in tiny.answers {
+        for answer in try TinyBundle.answers() {
             let found = try await generator.generate(tokens: answer.prompt, options: GenerationOptions(maxTokens: 16))
             #expect(found.tokens == answer.tokens)
             #expect(found.statistics.calls == answer.calls)
@@ -94,7 +72,7 @@ private struct SampledAnswers: Decodable {
     }
 
     @Test func samplesWhatThePythonStepModelSamples() async throws {
-        let (tiny, answers) = (try TinyBundle("sampling"), try SampledAnswers())
+        let (tiny, answers) = (try TinyBundle("sampling"), try TinyBundle.sampled("sampled"))
         let generator = try await SpeculativeGenerator(
             coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
         for run in answers.runs {
@@ -109,7 +87,7 @@ private struct SampledAnswers: Decodable {
     }
 
     @Test func everyKeptNodeHasStreamsToDraftFrom() async throws {
-        let (tiny, answers) = (try TinyBundle("sampling"), try SampledAnswers())
+        let (tiny, answers) = (try TinyBundle("sampling"), try TinyBundle.sampled("sampled"))
         let model = try await CoreMLStepModel.open(tiny.bundle.adapter(), of: tiny.bundle, options: tiny.options)
         _ = try await model.prefill(answers.prompt)
         let verified = try await model.step(DraftTree(tokens: answers.tokens, parents: answers.parents))
@@ -135,13 +113,14 @@ private struct SampledAnswers: Decodable {
         let tiny = try TinyBundle()
         let generator = try await SpeculativeGenerator(
             coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
-        var running = generator.stream(tokens: tiny.answers[1].prompt).makeAsyncIterator()
+        let answers = try TinyBundle.answers()
+        var running = generator.stream(tokens: answers[1].prompt).makeAsyncIterator()
         _ = try await running.next()
         try await generator.select(adapter: "tiny", of: tiny.bundle, options: tiny.options)
         await #expect(throws: SpeculativeError.superseded) { try await running.next() }
         let found = try await generator.generate(
-            tokens: tiny.answers[0].prompt, options: GenerationOptions(maxTokens: 16))
-        #expect(found.tokens == tiny.answers[0].tokens)
+            tokens: answers[0].prompt, options: GenerationOptions(maxTokens: 16))
+        #expect(found.tokens == answers[0].tokens)
         await #expect(throws: SpeculativeError.unknownAdapter(name: "other", known: ["tiny"])) {
             try await generator.select(adapter: "other", of: tiny.bundle, options: tiny.options)
         }

@@ -29,7 +29,7 @@ func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
         return try DecodingLoop(model: model, drafter: drafter, request: request)
     }
 
-    @Test func everyStepOfEveryGenerationIsTheRecordedOne() throws {
+    @Test func everyStepOfEveryGenerationIsTheRecordedOne() async throws {
         let recorded = try Recorded("decoding")
         var call = 0
         for row in 0..<recorded.rows("key") {
@@ -52,7 +52,7 @@ func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
     }
 
     /// Invariant 1 and 5: drafts change neither greedy text nor text sampled with keyed noise.
-    @Test func plainDecodingGivesTheSameText() throws {
+    @Test func plainDecodingGivesTheSameText() async throws {
         let recorded = try Recorded("decoding")
         for row in 0..<recorded.rows("key") {
             var loop = try loop(recorded, row, nodes: 1)
@@ -130,7 +130,7 @@ func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
         }
     }
 
-    @Test func everyGenerationIsTheRecordedOne() throws {
+    @Test func everyGenerationIsTheRecordedOne() async throws {
         let recorded = try Recorded("reference")
         var call = 0
         for row in 0..<recorded.rows("prompt") {
