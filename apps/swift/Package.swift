@@ -12,11 +12,15 @@ import PackageDescription
 var dependencies: [Package.Dependency] = []
 var coreML: [Target.Dependency] = ["SpeculativeStreaming"]
 var coreAI: [Target.Dependency] = ["SpeculativeStreaming"]
+var foundationModels: [Target.Dependency] = [
+    "SpeculativeStreaming", "SpeculativeStreamingCoreML", "SpeculativeStreamingCoreAI",
+]
 var command: [Target.Dependency] = ["SpeculativeStreaming", "SpeculativeStreamingCoreML", "SpeculativeStreamingCoreAI"]
 var products: [Product] = [
     .library(name: "SpeculativeStreaming", targets: ["SpeculativeStreaming"]),
     .library(name: "SpeculativeStreamingCoreML", targets: ["SpeculativeStreamingCoreML"]),
     .library(name: "SpeculativeStreamingCoreAI", targets: ["SpeculativeStreamingCoreAI"]),
+    .library(name: "SpeculativeStreamingFoundationModels", targets: ["SpeculativeStreamingFoundationModels"]),
     .executable(name: "ss-stream", targets: ["ss-stream"]),
 ]
 var targets: [Target] = []
@@ -24,12 +28,14 @@ var targets: [Target] = []
 if isLinux {
     coreML.append("CoreML")
     coreAI.append("CoreAI")
+    foundationModels += ["CoreML", "CoreAI", "FoundationModels"]
     targets += [
         .target(name: "ModelServer", path: "Tests/Support/ModelServer"),
         .target(
             name: "CoreML", dependencies: ["ModelServer"], path: "Tests/Support/CoreML", exclude: ["README.md"]),
         .target(
             name: "CoreAI", dependencies: ["ModelServer"], path: "Tests/Support/CoreAI", exclude: ["README.md"]),
+        .target(name: "FoundationModels", path: "Tests/Support/FoundationModels", exclude: ["README.md"]),
     ]
 } else {
     dependencies.append(.package(url: "https://github.com/huggingface/swift-transformers", from: "1.0.0"))
@@ -57,6 +63,7 @@ targets += [
     .target(name: "SpeculativeStreaming"),
     .target(name: "SpeculativeStreamingCoreML", dependencies: coreML),
     .target(name: "SpeculativeStreamingCoreAI", dependencies: coreAI),
+    .target(name: "SpeculativeStreamingFoundationModels", dependencies: foundationModels),
     .target(name: "SpeculativeChatModel", dependencies: ["SpeculativeStreaming"]),
     .executableTarget(name: "ss-stream", dependencies: command),
     .testTarget(
@@ -72,6 +79,9 @@ targets += [
     .testTarget(
         name: "SpeculativeStreamingCoreAITests",
         dependencies: coreAI + ["SpeculativeStreamingCoreAI", "TinyBundles"]),
+    .testTarget(
+        name: "SpeculativeStreamingFoundationModelsTests",
+        dependencies: foundationModels + ["SpeculativeStreamingFoundationModels", "TinyBundles"]),
 ]
 
 let package = Package(

@@ -102,11 +102,8 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
     /// safetensors file with a bigram bias that adapters share; nil: it is in `tensorFile`.
     public let bigramBiasFile: String?
 
-    /// The golden traces that its package must replay; nil without any.
-    public var packageGolden: String? { coreml?.golden ?? golden }
-
-    /// The golden traces that its Core AI asset must replay; nil without any.
-    public var assetGolden: String? { coreai?.golden ?? golden }
+    /// Path of the golden traces that its functions must replay, without extension; nil without any.
+    public func golden(of functions: StepFunctions) -> String? { functions.golden ?? golden }
 
     /// The prompt text of a row of fields. Throws `missingTemplateField`.
     public func prompt(_ fields: [String: String]) throws -> String {

@@ -76,14 +76,16 @@ public struct SpeculativeBundle: Sendable {
 
     /// An adapter's traces from a folder that `ss-validate --record` wrote, on a copy of this bundle.
     ///
-    /// - Throws: `missingFile`, `damagedFile`; `invalidSetting` for traces of other weights, and for a package with
+    /// - Throws: `missingFile`, `damagedFile`; `invalidSetting` for traces of other weights, and for functions with
     ///   compressed weights, which are not those of a recording.
-    public func recordedTraces(of adapter: BundledAdapter, in folder: URL) throws -> [Trace] {
+    public func recordedTraces(
+        of adapter: BundledAdapter, for functions: StepFunctions, in folder: URL
+    ) throws -> [Trace] {
         let stem = folder.appendingPathComponent(adapter.app)
-        guard adapter.coreml?.golden == nil else {
+        guard functions.golden == nil else {
             throw SpeculativeError.invalidSetting(
-                "the package of '\(adapter.app)' has compressed weights, which are not those of a recording (its own "
-                    + "golden traces are made with them)")
+                "'\(functions.package)' has compressed weights, which are not those of a recording (its own golden "
+                    + "traces are made with them)")
         }
         guard let origin = try GoldenTraces.origin(stem: stem), origin.weights == weightsDigest(adapter) else {
             throw SpeculativeError.invalidSetting(

@@ -11,8 +11,8 @@ public actor SpeculativeGenerator {
     private var drafter: Drafter
     let tokenizer: any TextTokenizer
     private var current: Generation?
-    private var isCalling = false
-    private var waiting: [CheckedContinuation<Void, Never>] = []
+    /// A call may wait for the model, and the actor lets others in meanwhile.
+    private let turns = Turns()
     /// Counts of the generation in progress or the last one.
     public private(set) var statistics = GenerationStatistics()
 
@@ -79,41 +79,25 @@ public actor SpeculativeGenerator {
 
     /// Goes on with another adapter of the same base; a generation in progress ends with `superseded`.
     public func replace(model: sending any StepModel, adapter: BundledAdapter, drafter: Drafter) async {
-        await enter()
+        await turns.enter()
         self.model = model
         self.adapter = adapter
         self.drafter = drafter
         current = nil
-        leave()
+        turns.leave()
     }
 
     /// Prefills a text ahead of a request that begins with it and reuses it. Does nothing while a generation is in
     /// progress.
     public func prewarm(tokens: [Int]) async throws {
-        await enter()
-        defer { leave() }
+        await turns.enter()
+        defer { turns.leave() }
         guard current == nil else { return }
         try checkCancellation()
         let kept = model.reusable(tokens)
         guard kept < tokens.count - 1 else { return }
         model.wantsLogits = false
         _ = try await model.prefill(tokens, keeping: kept, isolation: self)
-    }
-
-    // MARK: - One call at a time
-
-    /// Waits until no other call is under way: a call may suspend, and an actor lets others in meanwhile.
-    private func enter() async {
-        guard isCalling else {
-            isCalling = true
-            return
-        }
-        await withCheckedContinuation { waiting.append($0) }
-    }
-
-    /// Lets the next one in; `isCalling` stays true for it.
-    private func leave() {
-        if waiting.isEmpty { isCalling = false } else { waiting.removeFirst().resume() }
     }
 
     // MARK: - One stream
@@ -143,8 +127,8 @@ public actor SpeculativeGenerator {
     private func advance(
         _ ticket: Ticket, _ prompt: @Sendable () throws -> [Int], _ options: GenerationOptions
     ) async throws -> GenerationStep? {
-        await enter()
-        defer { leave() }
+        await turns.enter()
+        defer { turns.leave() }
         guard ticket.state != .finished else { return nil }
         do {
             try checkCancellation()

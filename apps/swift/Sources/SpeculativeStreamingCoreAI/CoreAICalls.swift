@@ -28,9 +28,6 @@
             stepInputs = try StepInputs(
                 functions.limits(config), gated: config.mainAttendsStreams, commits: layers == nil)
             prefillInputs = try PrefillInputs(chunk: functions.chunk, context: functions.context)
-            let own: Set<String> = layers == nil ? [] : [AssetFunction.cache]
-            try step.check(inputs: Set(stepInputs.arrays.keys), own: own)
-            try prefill.check(inputs: Set(prefillInputs.arrays.keys), own: own)
             if let layers {
                 hosted = try zip(step.links, layers.parts).map { link, part in
                     HostCache(
@@ -39,6 +36,9 @@
             } else {
                 states = try step.links.map { try $0.function.makeState() }
             }
+            let own: Set<String> = layers == nil ? [] : [AssetFunction.cache]
+            try step.check(inputs: Set(stepInputs.arrays.keys), own: own)
+            try prefill.check(inputs: Set(prefillInputs.arrays.keys), own: own)
         }
 
         func prefill(_ part: ArraySlice<Int>, length: Int, isolation: isolated (any Actor)?) async throws {

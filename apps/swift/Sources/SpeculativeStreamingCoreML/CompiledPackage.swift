@@ -4,7 +4,7 @@
     import SpeculativeStreaming
 
     /// Compiles packages on the device and keeps the results, named by the package's content.
-    public struct CompiledPackageCache: Sendable {
+    public struct CompiledPackageCache: Sendable, Hashable {
         public let folder: URL
 
         /// - Parameter folder: nil for `SpeculativeStreaming` in the user's caches folder, which the system may

@@ -4,7 +4,7 @@
     import SpeculativeStreaming
 
     /// How Core ML is to run a package.
-    public struct CoreMLOptions: Sendable {
+    public struct CoreMLOptions: Sendable, Hashable {
         public var computeUnits: MLComputeUnits
         public var cache: CompiledPackageCache
         /// Reuse the memory of large outputs. Off only to look for a fault in a driver.

@@ -65,7 +65,8 @@
             for form in Self.forms {
                 let tiny = try TinyBundle(form)
                 let adapter = try tiny.bundle.adapter("tiny")
-                let stem = tiny.bundle.url.appendingPathComponent(try #require(adapter.assetGolden))
+                let functions = try #require(adapter.coreai)
+                let stem = tiny.bundle.url.appendingPathComponent(try #require(adapter.golden(of: functions)))
                 var replay = Replay(model: try await CoreAIStepModel.open(adapter, of: tiny.bundle))
                 reports.append(try await replay.run(try GoldenTraces.load(stem: stem), maxSteps: 6))
             }

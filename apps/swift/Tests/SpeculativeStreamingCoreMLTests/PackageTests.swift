@@ -38,8 +38,9 @@ import TinyBundles
     @Test func replaysWhatAnotherMachineRecorded() async throws {
         let tiny = try TinyBundle()
         let adapter = try tiny.bundle.adapter("tiny")
+        let functions = try #require(adapter.coreml)
         let folder = tiny.bundle.url.deletingLastPathComponent().appendingPathComponent("recorded")
-        let traces = try tiny.bundle.recordedTraces(of: adapter, in: folder)
+        let traces = try tiny.bundle.recordedTraces(of: adapter, for: functions, in: folder)
         #expect(traces.count == 3)
         #expect(try GoldenTraces.origin(stem: folder.appendingPathComponent("tiny"))?.device == "cpu")
         var replay = Replay(model: try await CoreMLStepModel.open(adapter, of: tiny.bundle, options: tiny.options))
@@ -51,10 +52,10 @@ import TinyBundles
         #expect(
             throws: SpeculativeError.invalidSetting(
                 "\(stem).json: recorded with other weights than those of 'tiny' in this bundle")
-        ) { try other.recordedTraces(of: other.adapter(), in: folder) }
+        ) { try other.recordedTraces(of: other.adapter(), for: functions, in: folder) }
         let missing = folder.appendingPathComponent("none")
         #expect(throws: SpeculativeError.missingFile(path: missing.appendingPathComponent("tiny.json").path)) {
-            try tiny.bundle.recordedTraces(of: adapter, in: missing)
+            try tiny.bundle.recordedTraces(of: adapter, for: functions, in: missing)
         }
     }
 

@@ -84,11 +84,14 @@ package struct TinyBundle {
     }
 }
 
-/// A copy of a folder, removed with the value.
+/// A copy of a folder, removed with the value. It lies beside the folder, where the stand-ins' processes see it.
 package final class TemporaryCopy {
-    package let url = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
+    package let url: URL
 
-    init(of folder: URL) throws { try FileManager.default.copyItem(at: folder, to: url) }
+    init(of folder: URL) throws {
+        url = folder.deletingLastPathComponent().appendingPathComponent(UUID().uuidString)
+        try FileManager.default.copyItem(at: folder, to: url)
+    }
 
     deinit { try? FileManager.default.removeItem(at: url) }
 }
