@@ -10,13 +10,16 @@ from ss_device.errors import UserError
 from ss_runtime.tokenization import load_tokenizer
 
 
-def bundle_prompts(bundle: Bundle, pattern: str, count: int) -> dict[str, list[list[int]]]:
+def bundle_prompts(
+    bundle: Bundle, pattern: str, count: int, context: int | None = None
+) -> dict[str, list[list[int]]]:
     """By adapter: token ids of the first `count` prompts of its file that leave room for an answer.
 
-    pattern: path of a JSON lines file with `{app}` in it. Raises UserError for too few rows.
+    pattern: path of a JSON lines file with `{app}` in it; context: what prompt and answer fit into, by
+    default the base's. Raises UserError for too few rows.
     """
     tokenizer, found = load_tokenizer(bundle), {}
-    context = bundle.manifest.architecture.default_context
+    context = context or bundle.manifest.architecture.default_context
     for name, adapter in sorted(bundle.manifest.adapters.items()):
         file = Path(pattern.replace("{app}", name))
         rows = (tokenizer.encode(text) for _, text in prompts_from_file(file, adapter.prompt, 2 * count))

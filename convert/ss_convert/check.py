@@ -12,6 +12,7 @@ from ss_device.base_model import BaseFolder
 from ss_device.bundle import MLX_BASE, Bundle, BundledAdapter
 from ss_device.checkpoint_weights import StoredTensor, blocks, stored_tensors
 from ss_device.errors import UserError
+from ss_device.step_model import StepModel
 from ss_device.trace import load_traces
 from ss_device.tree import root_only
 
@@ -27,10 +28,10 @@ def check_base(bundle: Bundle, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: tuple[str, ...]) -> None:
-    """Raise UserError unless tensors read back equal and the package does what the reference did.
+    """Raise UserError unless tensors read back equal and package and asset do what the reference did.
 
-    The package runs on the reference executor in float32: the first steps of the first golden prompt,
-    or a smoke run where the bundle has no traces.
+    The package runs on the reference executor in float32, the asset on Apple's local runtime: the first
+    steps of the first golden prompt, or a smoke run where the bundle has no traces.
     """
     entry = bundle.adapter(adapter.app)
     check_tensors(bundle, entry.tensor_file, own_tensors(adapter))
@@ -40,6 +41,8 @@ def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: t
         check_functions(bundle, entry)
     if "coreml" in targets:
         check_package(bundle, entry, base)
+    if "coreai" in targets:
+        check_asset(bundle, entry, base)
 
 
 def check_functions(bundle: Bundle, entry: BundledAdapter) -> None:
@@ -85,22 +88,38 @@ def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> No
     """Run the fresh package on the executor and compare with the golden trace."""
     from ss_executor import ExecutorError
     from ss_runtime.coreml.engines import open_executor_model
-    from ss_runtime.validation import ReplayOutcome, golden_of, has_exact_weights, replay_traces
 
     try:
         model = open_executor_model(bundle, entry, "float32", keep_weights=False)
     except ExecutorError as error:
         raise UserError(f"check failed: the Core ML package cannot be read back: {error}") from error
-    golden = golden_of(entry, "executor")
+    check_steps(model, "executor", bundle, entry, base)
+
+
+def check_asset(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> None:
+    """Run the fresh asset on Apple's local runtime and compare with the golden trace."""
+    from ss_runtime.coreai.engines import open_coreai_model
+
+    check_steps(open_coreai_model(bundle, entry, "float32"), "coreai", bundle, entry, base)
+
+
+def check_steps(
+    model: StepModel, backend: str, bundle: Bundle, entry: BundledAdapter, base: BaseFolder
+) -> None:
+    """The first steps of the first golden trace, or of a smoke run, on a back end in float32."""
+    from ss_runtime.validation import ReplayOutcome, golden_of, has_exact_weights, replay_traces
+
+    what = {"executor": "Core ML package", "coreai": "Core AI asset"}[backend]
+    golden = golden_of(entry, backend)
     traces = load_traces(bundle.path / golden, base.architecture.vocab_size) if golden else []
     if not (traces := [trace for trace in traces if trace.steps]):
         token = base.architecture.bos_id or 0
         proposal = model.prefill([token])
         verified = model.step(root_only(proposal.root))
         if not np.all(np.isfinite(verified.stream_logits)):
-            raise UserError(f"check failed: the package gives logits of '{entry.app}' that are not finite")
+            raise UserError(f"check failed: the {what} gives logits of '{entry.app}' that are not finite")
         return
-    found = ReplayOutcome("executor", "float32", has_exact_weights(bundle, entry, "executor"))
+    found = ReplayOutcome(backend, "float32", has_exact_weights(bundle, entry, backend))
     replay_traces(model, traces[:1], found, CHECKED_STEPS)
     if found.failures:
-        raise UserError(f"check failed: Core ML package against the reference: {found.failures[0]}")
+        raise UserError(f"check failed: {what} against the reference: {found.failures[0]}")

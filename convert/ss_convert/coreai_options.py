@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from ss_convert.graph.interface import num_slots
-from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.options import COMPOSITE, GraphOptions
 from ss_device.errors import UserError
 
 MISSING = (
@@ -30,7 +30,9 @@ def coreai_options(options: GraphOptions, cache: str | None) -> GraphOptions:
     exports for the Neural Engine have it (docs/coreai.md).
     """
     is_ane = options.preset == "ane"
-    attention = "by-head" if is_ane and options.attention == "explicit" else options.attention
+    attention = COMPOSITE if options.attention == "fused" else options.attention
+    if is_ane and attention == "explicit":
+        attention = "by-head"
     cache = cache or ("inputs" if is_ane else "state")
     return replace(options, cache=cache, attention=attention, pad_state=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from ss_convert.coreai_options import coreai_options
@@ -29,7 +29,6 @@ def write(plan: Plan, folder: Path, weights: WeightSource) -> dict[str, dict]:
     for planned in plan.adapters:
         options = _options(plan, planned)
         functions = describe(planned.adapter, architecture, options, plan.assets)
-        functions = replace(functions, graph={**functions.graph, "cache": options.cache})
         entries[planned.app] = (planned.adapter.config, functions)
     cuts = plan.adapters[0].options.cuts
     for index, (part, asset) in enumerate(zip(parts_of(architecture, cuts), plan.assets, strict=True)):

@@ -200,10 +200,9 @@ def open_step_model(
     bundle: Bundle,
     adapter: BundledAdapter,
     functions: StepFunctions,
-    open_part: Callable[[int, str], Engine],
+    engines: tuple[Engine, Engine],
 ) -> FunctionStepModel:
-    """The adapter's functions behind one step model. open_part: (part, function) → the engine of one."""
-    engines = chained(functions, open_part)
+    """The adapter's functions behind one step model. engines: of prefill and step (`chained`)."""
     architecture, given = bundle.manifest.architecture, _adapter_inputs(bundle, adapter, functions)
     return FunctionStepModel(*engines, functions, adapter.config, architecture, given)
 

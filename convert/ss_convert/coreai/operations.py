@@ -14,8 +14,9 @@ from coreai.authoring import Value
 from coreai.authoring.constant import constant as ca_constant
 
 from ss_convert.coreai.composites import Composites
+from ss_convert.coreai.small_integers import integers
 from ss_convert.coreai.tensor import Tensor
-from ss_convert.graph.compression import Quantized, Stored
+from ss_convert.graph.compression import Palettized, Quantized, Stored
 from ss_convert.graph.interface import MASKED
 
 UNSIGNED_AXES = np.uint32
@@ -49,7 +50,7 @@ class CoreAIOperations:
 
     def __init__(self, composites: Composites, half_only: bool = False) -> None:
         self._composites = composites
-        self._half_only = half_only
+        self.half_only = half_only
 
     add, sub, mul = map(_binary, (ca.broadcasting_add, ca.broadcasting_sub, ca.broadcasting_mul))
     real_div = _binary(ca.broadcasting_divide)
@@ -72,12 +73,12 @@ class CoreAIOperations:
         return self.greater(y, x)
 
     def greater_equal(self, x, y) -> Tensor:
-        """Of integers: there is no NaN that both comparisons would deny."""
-        return Tensor(ca.not_(self.greater(y, x).value))
+        """Not the opposite of `less`: a NaN denies both."""
+        return Tensor(ca.or_(self.greater(x, y).value, self.equal(x, y).value))
 
     def silu(self, x: Tensor) -> Tensor:
         # The fused form was reported to compute in float32.
-        return self.mul(x, Tensor(ca.sigmoid(x.value))) if self._half_only else Tensor(ca.silu(x.value))
+        return self.mul(x, Tensor(ca.sigmoid(x.value))) if self.half_only else Tensor(ca.silu(x.value))
 
     def gelu(self, x: Tensor, mode: str) -> Tensor:
         return Tensor(ca.gelu(x.value, approximate="none" if mode == "EXACT" else "tanh"))
@@ -121,7 +122,8 @@ class CoreAIOperations:
         return Tensor(ca.slice_(x.value, first, first + np.array(size, np.int32), np.ones_like(first)))
 
     def identity(self, x: Tensor) -> Tensor:
-        return self.add(x, np.zeros(1))
+        # Of all numbers, -0 alone changes none, -0 included.
+        return self.add(x, -np.zeros(1))
 
     def gather(self, x, indices: Tensor, axis: int) -> Tensor:
         x = x if isinstance(x, Tensor) else self._constant(x, x.dtype)
@@ -174,22 +176,24 @@ class CoreAIOperations:
         return self.mul(self._over_rms(self._wide(x), axis, epsilon), self._along(gain, x, axis))
 
     def attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Apple's composite `scaled_dot_product_attention`: a batch of one, and a mask of what is seen."""
+        """Apple's composite `scaled_dot_product_attention`: a batch of one, and a mask of what is seen.
+
+        Its scale is 1: that of the queries is in their rotary tables, where it is not rounded.
+        """
         operands = {
             "query": self.expand_dims(queries, [0]),
             "key": self.expand_dims(keys, [0]),
             "value": self.expand_dims(values, [0]),
             "attn_mask": self.expand_dims(self.greater(mask, np.array(MASKED / 2)), [0]),
         }
-        attributes = {"is_causal": "false", "window_size": "0 : si64"}
+        attributes = {"is_causal": "false", "scale": "1.0 : f32", "window_size": "0 : si64"}
         found = self._composites.call(
             "scaled_dot_product_attention", attributes, operands, self._explicit_attention
         )
         return self.squeeze(Tensor(found), [0])
 
     def _explicit_attention(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-        scaled = self.mul(queries, np.array(queries.shape[-1] ** -0.5))
-        scores = self.matmul(scaled, keys, transpose_y=True)
+        scores = self.matmul(queries, keys, transpose_y=True)
         hidden = self.to_float(Tensor(ca.not_(seen.value)))
         scores = self.add(scores, self.mul(hidden, np.array(MASKED)))
         return self.matmul(self.softmax(scores, -1), values)
@@ -227,11 +231,11 @@ class CoreAIOperations:
 
     def _wide(self, x: Tensor) -> Tensor:
         """float32, where it may be used."""
-        return x if self._half_only else self._cast(x, np.float32)
+        return x if self.half_only else self._cast(x, np.float32)
 
     def _over_rms(self, x: Tensor, axis: int, epsilon: float) -> Tensor:
         """x / sqrt(mean(x²) + ε) in the graph's dtype."""
-        if self._half_only:
+        if self.half_only:
             return self._over_rms_in_half(x, axis, epsilon)
         mean = self._reduced(ca.reduce_mean, self.mul(x, x), [axis], True)
         inverse = Tensor(ca.rsqrt(self.add(mean, np.float32(epsilon)).value))
@@ -243,8 +247,9 @@ class CoreAIOperations:
         largest = self.maximum(largest, np.array(SMALLEST))
         scaled = self.real_div(x, largest)
         mean = self._reduced(ca.reduce_mean, self.mul(scaled, scaled), [axis], True)
-        left = self.real_div(self.real_div(np.array(epsilon), largest), largest)
-        return self.mul(scaled, Tensor(ca.rsqrt(self.add(mean, left).value)))
+        # ε over the square of what was divided by, as a square itself: ε alone is a subnormal number.
+        left = self.real_div(np.array(epsilon**0.5), largest)
+        return self.mul(scaled, Tensor(ca.rsqrt(self.add(mean, self.mul(left, left)).value)))
 
     def _along(self, vector, x: Tensor, axis: int) -> Tensor:
         """A vector [width] as it is multiplied with x along `axis`."""
@@ -260,18 +265,15 @@ class CoreAIOperations:
 
 def _dequantized(stored: Quantized, ones: tuple[int, ...]) -> Value:
     """scale · data in fp16."""
-    integers = {4: ca.int4, 8: ca.int8}[stored.bits]
     scale = stored.scale.reshape(stored.scale.shape + ones)
-    data = ca_constant(stored.data.reshape(stored.data.shape + ones), dtype=integers)
-    nothing = ca_constant(np.zeros(scale.shape, np.int8), dtype=integers)
+    data = integers(stored.data.reshape(stored.data.shape + ones), stored.bits)
+    nothing = integers(np.zeros(scale.shape, np.int8), stored.bits)
     return ca.blockwise_shift_scale(data, scale, nothing, np.zeros_like(scale))
 
 
-def _looked_up(stored, ones: tuple[int, ...]) -> Value:
+def _looked_up(stored: Palettized, ones: tuple[int, ...]) -> Value:
     """table[group of the row][index] in fp16."""
     groups, palettes = stored.table.shape
-    indices = ca_constant(
-        stored.indices.reshape(stored.indices.shape + ones), dtype={4: ca.uint4}[stored.bits]
-    )
+    indices = integers(stored.indices.reshape(stored.indices.shape + ones), stored.bits)
     table = stored.table.reshape(groups, 1, *ones, palettes, 1)
-    return ca.lut_to_dense(indices, table, np.int32(0))
+    return ca.lut_to_dense(indices, table, np.int16(0))

@@ -23,6 +23,8 @@ def _takes(operation: Callable, *names: str) -> Callable:
 class MILOperations:
     """`graph.operations.Operations` in MIL: most are called the same there."""
 
+    half_only = False
+
     add, sub, mul = (_takes(operation, "x", "y") for operation in (mb.add, mb.sub, mb.mul))
     real_div, minimum, maximum = (_takes(o, "x", "y") for o in (mb.real_div, mb.minimum, mb.maximum))
     equal, less = (_takes(operation, "x", "y") for operation in (mb.equal, mb.less))

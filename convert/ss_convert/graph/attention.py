@@ -30,13 +30,13 @@ def is_fused(architecture: Architecture, attention: str) -> bool:
 
 def attention_of(architecture: Architecture, attention: str):
     """The attention of this name: (queries, keys, values, mask, soft cap) → [H, n, d]."""
-    if is_fused(architecture, attention):
+    if architecture.attention_softcap is None and attention in ("fused", "composite"):
         return fused_attention
     return attend_by_head if attention == "by-head" else attend
 
 
 def fused_attention(queries, keys, values, mask, cap: None = None):
-    """[H, n, d] × [n_kv, S, d] → [H, n, d]; queries scaled by √d too little (`for_attention`).
+    """[H, n, d] × [n_kv, S, d] → [H, n, d]; for Core ML queries scaled by √d too little (`for_attention`).
 
     mask [n, S] additive. The heads of a group are stacked as rows, so no key or value is repeated.
     """

@@ -40,7 +40,7 @@ def describe(
         weights=options.weights,
         embedding_weights=options.embedding_weights,
         sampling=options.sampling,
-        graph=options.graph(),
+        graph=options.graph() | ({} if options.cache == "state" else {"cache": options.cache}),
         lora=options.lora,
         lora_rank=options.lora_rank,
     )

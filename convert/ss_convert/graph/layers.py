@@ -18,7 +18,7 @@ from ss_convert.graph.layout import slices as split
 from ss_convert.graph.operations import op
 from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.parts import Part, whole
-from ss_convert.graph.tables import RotaryTable
+from ss_convert.graph.tables import REST_SCALE, RotaryTable
 from ss_convert.graph.weights import ExportWeights
 from ss_device import lora_names
 from ss_device.architecture import Architecture, block_of
@@ -281,6 +281,10 @@ def gather_rotary(table: RotaryTable, positions):
     The query half carries the queries' scale, so that no rounded scale constant is needed. The first
     half of each sine is negated: rotate(x) = x·cos + swap_halves(x)·sine.
     """
+    if op.half_only:
+        # What fp16 leaves of the table adds nothing there; with it the graph in float32 is exact.
+        whole, left = (op.gather(half, indices=positions, axis=0) for half in table.in_halves())
+        return op.add(whole, op.mul(left, np.float16(1 / REST_SCALE)))
     rows = op.gather(table.values, indices=positions, axis=0)
     cosine, sine = split(rows, [rows.shape[1] // 2] * 2, axis=1)
     negated = op.mul(sine, np.float32(-1))

@@ -19,7 +19,12 @@ from ss_convert.graph.compression import Stored
 
 
 class Operations(Protocol):
-    """What a dialect has. Shapes are static; axes count from 0, or from the end where they are negative."""
+    """What a dialect has. Shapes are static; axes count from 0, or from the end where they are negative.
+
+    half_only: float32 may not even stand in between.
+    """
+
+    half_only: bool
 
     def constant(self, value: np.ndarray, name: str):
         """A constant with a name of its own, to be used more than once."""
@@ -92,7 +97,10 @@ class Operations(Protocol):
         """x / sqrt(mean(x²) + ε) · gain over `axis`, whatever the size of x: no square may overflow."""
 
     def attention(self, queries, keys, values, mask):
-        """Fused: softmax(queries · keysᵀ / √d + mask) · values. [g, n, d], [g, S, d] twice, [1, n, S]."""
+        """Fused: softmax(queries · keysᵀ · s + mask) · values. [g, n, d], [g, S, d] twice, [1, n, S].
+
+        s is 1 / √d in MIL and 1 in Core AI (`attention.for_attention`).
+        """
 
     # The state: a value that outlives the call.
     def read_state(self, state): ...

@@ -12,6 +12,8 @@ from ss_device.errors import UserError
 
 # `inputs`: Apple's pattern for the Neural Engine in Core AI.
 CACHES = ("state", "inputs")
+# What `fused` is in Core AI: there the scale stays in the queries.
+COMPOSITE = "composite"
 CHOICES = {
     "prune_over": PRUNE_OVER,
     "weights": WEIGHT_FORMATS,
@@ -99,6 +101,7 @@ class GraphOptions:
             # Node ids pass through fp16 matrix products, which hold integers exactly up to 2048.
             raise UserError(f"num_nodes {self.num_nodes} exceeds 2048")
         for name, known in CHOICES.items():
+            known = (*known, COMPOSITE) if name == "attention" else known
             if getattr(self, name) not in known:
                 raise UserError(f"{name} '{getattr(self, name)}' is not one of {', '.join(known)}")
 

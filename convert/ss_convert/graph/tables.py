@@ -11,6 +11,8 @@ from ss_device.architecture import Architecture
 from ss_device.config import SpeculativeConfig
 from ss_device.rotary import attention_factor, inverse_frequencies
 
+REST_SCALE = 2048
+
 
 @dataclass(frozen=True)
 class RotaryTable:
@@ -22,6 +24,17 @@ class RotaryTable:
 
     values: np.ndarray
     scale: np.float32
+
+    def in_halves(self) -> tuple[np.ndarray, np.ndarray]:
+        """What `layers.gather_rotary` makes of every row, fp16 [positions, 4·rotated], and its rest.
+
+        The rest is REST_SCALE times too large: subnormal numbers may be taken for zeros.
+        """
+        cosine, sine = np.split(self.values, 2, axis=1)
+        keys = np.concatenate([cosine, cosine, -sine, sine], axis=1)
+        both = np.concatenate([keys * self.scale, keys], axis=1)
+        left = both - both.astype(np.float16).astype(np.float32)
+        return both.astype(np.float16), (left * REST_SCALE).astype(np.float16)
 
 
 def rotary_tables(

@@ -28,8 +28,8 @@ LOCAL = "USE_LOCAL_COREAI"
 class OpenAsset:
     """An asset ready to run; its functions hold it open.
 
-    dtype: `float16` as the asset says, `float32` for the same graph without rounding (local runtime only);
-    units: as in COMPUTE_UNITS.
+    dtype: `float16` as the asset says, `float32` for the same graph without rounding; on the local runtime
+    a program is made for it (`programs.py`), but for `unchanged`; units: as in COMPUTE_UNITS.
     """
 
     def __init__(self, path: Path, dtype: str = "float16", units: str = "all") -> None:
@@ -48,6 +48,8 @@ class OpenAsset:
 
         from ss_runtime.coreai.programs import in_float32, with_wide_products
 
+        if dtype == "unchanged":
+            return await self._files.enter_async_context(AIModelAsset.load(self.path).executable())
         program = AIModelAsset.load(self.path).program
         program = (in_float32 if dtype == "float32" else with_wide_products)(program)
         with tempfile.TemporaryDirectory(prefix="ss-coreai-") as folder:

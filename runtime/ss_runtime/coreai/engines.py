@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
-from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.architecture import Architecture
+from ss_device.bundle import Bundle, BundledAdapter, StepFunctions
+from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError, library_errors
 from ss_device.files import sha256
 from ss_runtime.coreai.asset import OpenAsset, waited_for
 from ss_runtime.coreai.host_cache import HostCache
-from ss_runtime.function_step_model import Engine, FunctionStepModel, open_step_model
-
-STATE = "kv_cache"
+from ss_runtime.function_step_model import Engine, FunctionStepModel, chained, open_step_model
 
 
 def open_coreai_model(
@@ -29,21 +30,32 @@ def open_coreai_model(
         raise UserError(f"{bundle.path}: adapter '{adapter.app}' has no Core AI asset in this bundle")
     for name in functions.packages:
         _check_unchanged(bundle, name)
-    assets = [OpenAsset(bundle.path / name, dtype, compute_units) for name in functions.packages]
+    engines = asset_engines(
+        bundle.path, functions, adapter.config, bundle.manifest.architecture, dtype, compute_units
+    )
+    return open_step_model(bundle, adapter, functions, engines)
+
+
+def asset_engines(
+    folder: Path,
+    functions: StepFunctions,
+    config: SpeculativeConfig,
+    architecture: Architecture,
+    dtype: str = "float16",
+    compute_units: str = "all",
+) -> tuple[Engine, Engine]:
+    """Engines of the prefill and the step function. folder: what paths of assets are relative to."""
+    assets = [OpenAsset(folder / name, dtype, compute_units) for name in functions.packages]
+    first_msa_layer = architecture.num_layers - config.num_msa_layers
 
     def engine(part: int, name: str) -> Engine:
         function = AssetFunction(assets[part], name)
         if functions.graph.get("cache") != "inputs":
             return function
-        first, stop = functions.chain[part].layers if functions.chain else (0, _layers(bundle))
-        first_msa_layer = _layers(bundle) - adapter.config.num_msa_layers
-        return HostCache(function, range(first, stop), first_msa_layer)
+        layers = functions.chain[part].layers if functions.chain else (0, architecture.num_layers)
+        return HostCache(function, range(*layers), first_msa_layer)
 
-    return open_step_model(bundle, adapter, functions, engine)
-
-
-def _layers(bundle: Bundle) -> int:
-    return bundle.manifest.architecture.num_layers
+    return chained(functions, engine)
 
 
 def _check_unchanged(bundle: Bundle, asset: str) -> None:
@@ -66,7 +78,7 @@ class AssetFunction:
         self._function = asset.function(name)
         self._array = NDArray
         described = self._function.desc
-        self._dtypes = {n: str(described.input_descriptor(n).dtype) for n in described.input_names}
+        self.dtypes = {n: str(described.input_descriptor(n).dtype) for n in described.input_names}
         self._states = {n: described.state_descriptor(n) for n in described.state_names}
         self.shapes = {n: tuple(described.input_descriptor(n).shape) for n in described.input_names}
 
@@ -79,11 +91,17 @@ class AssetFunction:
 
     def predict(self, inputs: Mapping[str, np.ndarray], state: dict) -> dict[str, np.ndarray]:
         """Run the function once; changes `state`. Raises UserError for what the runtime refuses."""
-        if missing := self._dtypes.keys() - inputs.keys():
+        if missing := self.dtypes.keys() - inputs.keys():
             raise UserError(f"{self._path}: '{self._name}' needs the input '{min(missing)}'")
+        for name, shape in self.shapes.items():
+            if inputs[name].shape != shape:
+                found = inputs[name].shape
+                raise UserError(
+                    f"{self._path}: '{self._name}': '{name}' has the shape {found}, expected {shape}"
+                )
         given = {
             name: self._array(np.ascontiguousarray(inputs[name], dtype))
-            for name, dtype in self._dtypes.items()
+            for name, dtype in self.dtypes.items()
         }
         with library_errors(f"{self._path}: Core AI cannot run '{self._name}'"):
             outputs = waited_for(self._function(given, state))

@@ -12,11 +12,17 @@ from typing import Protocol
 
 import numpy as np
 
+STATE = "kv_cache"
+
 
 class GivenCacheFunction(Protocol):
-    """A function with `kv_cache` among its inputs and `rows` among its outputs. shapes: of its inputs."""
+    """A function with `kv_cache` among its inputs and `rows` among its outputs.
+
+    shapes, dtypes: of its inputs.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
 
     def predict(self, inputs: Mapping[str, np.ndarray], state: dict) -> dict[str, np.ndarray]: ...
 
@@ -40,13 +46,13 @@ class HostCache:
         self._is_upper = np.tile(np.array([layer >= first_msa_layer for layer in layers]), 2)
 
     def make_state(self) -> Kept:
-        return Kept(np.zeros(self._function.shapes["kv_cache"], np.float16))
+        return Kept(np.zeros(self._function.shapes[STATE], self._function.dtypes[STATE]))
 
     def predict(self, inputs: Mapping[str, np.ndarray], state: Kept) -> dict[str, np.ndarray]:
         """Run the function once; what it is told to commit is written first."""
         if "commit_position" in inputs:
             self._commit(inputs, state)
-        outputs = self._function.predict({**inputs, "kv_cache": state.cache}, {})
+        outputs = self._function.predict({**inputs, STATE: state.cache}, {})
         rows = outputs.pop("rows")
         if "position" in inputs:  # a chunk of the prompt lies behind one another
             start = int(inputs["position"][0])

@@ -12,7 +12,7 @@ import numpy as np
 
 from ss_device.bundle import Bundle, BundledAdapter, StepFunctions
 from ss_device.errors import UserError, library_errors, one_line
-from ss_runtime.function_step_model import Engine, FunctionStepModel, open_step_model
+from ss_runtime.function_step_model import Engine, FunctionStepModel, chained, open_step_model
 
 # Engines that Core ML may use, as coremltools calls them.
 COMPUTE_UNITS = {"all": "ALL", "ane": "CPU_AND_NE", "gpu": "CPU_AND_GPU", "cpu": "CPU_ONLY"}
@@ -36,7 +36,7 @@ def open_executor_model(
         program = packages[part].program(name, dtype, keep_weights)
         return _ExecutorEngine(program, bundle.path / functions.packages[part])
 
-    return open_step_model(bundle, adapter, functions, engine)
+    return open_step_model(bundle, adapter, functions, chained(functions, engine))
 
 
 def open_coreml_model(
@@ -53,9 +53,8 @@ def open_coreml_model(
             f"the same package here"
         )
     paths = [bundle.path / name for name in functions.packages]
-    return open_step_model(
-        bundle, adapter, functions, lambda part, name: _CoreMLEngine(paths[part], name, compute_units)
-    )
+    engines = chained(functions, lambda part, name: _CoreMLEngine(paths[part], name, compute_units))
+    return open_step_model(bundle, adapter, functions, engines)
 
 
 class _ExecutorEngine:

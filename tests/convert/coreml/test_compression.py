@@ -15,7 +15,7 @@ from ss_device.errors import UserError
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_executor import load_package
-from tests.convert.coreml.cases import Pair, compare_steps, open_package, prompt_ids
+from tests.convert.cases import Pair, compare_steps, open_package, prompt_ids
 from tests.tiny_models import make_tiny_base, random_adapter
 
 CONFIG = SpeculativeConfig(num_streams=2, num_msa_layers=1, stream_lora_rank=2, stream_lora_alpha=2.0)

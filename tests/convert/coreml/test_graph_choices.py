@@ -14,8 +14,8 @@ from ss_device.errors import UserError
 from ss_device.reference.replaced_weights import with_weights
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_executor import load_package
-from tests.convert.coreml import cases
-from tests.convert.coreml.cases import (
+from tests.convert import cases
+from tests.convert.cases import (
     CHUNK,
     CONTEXT,
     Pair,

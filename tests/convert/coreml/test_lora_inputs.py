@@ -11,7 +11,7 @@ from ss_device.config import paper_config, tensor_shapes
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_executor import load_package
 from ss_runtime.function_step_model import FunctionStepModel
-from tests.convert.coreml.cases import CONTEXT, Pair, compare_steps, prompt_ids, reference_model
+from tests.convert.cases import CONTEXT, Pair, compare_steps, prompt_ids, reference_model
 from tests.tiny_models import make_tiny_base, random_adapter
 
 RANK = 4

@@ -27,7 +27,7 @@ from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_device.tree import root_only
 from ss_executor import load_package
-from tests.convert.coreml.cases import open_package, plain_text, prompt_ids
+from tests.convert.cases import open_package, plain_text, prompt_ids
 from tests.tiny_models import make_tiny_base, random_adapter
 
 CONFIG = SpeculativeConfig(num_msa_layers=1, num_streams=2, bigram_rank=2)

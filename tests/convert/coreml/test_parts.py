@@ -13,7 +13,7 @@ from ss_convert.graph.weight_format import WEIGHT_FORMATS, stored_bytes
 from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_executor import load_package
-from tests.convert.coreml.cases import (
+from tests.convert.cases import (
     CHUNK,
     CONTEXT,
     compare_steps,
@@ -54,7 +54,7 @@ def test_parts_equal_the_reference_and_one_package(base, tmp_path, case):
     pair = make_pair(base, config, options, tmp_path)
     depths = compare_steps(pair, prompt_ids(11), [6] * 6)
     assert max(depths) >= 1
-    functions = pair.coreml.functions
+    functions = pair.model.functions
     assert len(functions.packages) == len(functions.chain) == len(cuts) + 1
     for index, name in enumerate(functions.packages):
         _check_package(load_package(tmp_path / name), functions.chain[index], functions)
@@ -92,7 +92,7 @@ def test_families_whose_parts_need_other_inputs(tmp_path, family, msa):
     options = GraphOptions(5, 3, CONTEXT, CHUNK, cuts=(1, 2))
     pair = make_pair(other, config, options, tmp_path)
     assert max(compare_steps(pair, prompt_ids(9), [5] * 3)) >= 1
-    first, *others = (link.step for link in pair.coreml.functions.chain)
+    first, *others = (link.step for link in pair.model.functions.chain)
     assert "positions" in first
     assert ["positions" in feeds for feeds in others] == [family == "gemma2", True]
 

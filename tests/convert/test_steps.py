@@ -1,4 +1,5 @@
-"""Every kind of adapter on the executor against the reference, in float32 (docs/method.md, Invariants)."""
+"""Every kind of adapter against the reference, in float32 (docs/method.md, Invariants): Core ML packages on
+the executor, Core AI assets on Apple's runtime."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_device.sampling import Sampler, Sampling
 from ss_device.tree import root_only, tree_from_parents
-from tests.convert.coreml.cases import (
+from tests.convert.cases import (
     CHUNK,
     CONTEXT,
+    MAKE,
     TOLERANCE,
     Pair,
     committed_cache,
     compare_caches,
     compare_steps,
     forced_tree,
-    make_coreml,
     make_pair,
     plain_text,
     prompt_ids,
@@ -68,20 +69,26 @@ def base(tmp_path_factory):
     return make_tiny_base(tmp_path_factory.mktemp("base") / "tiny", dtype="float16")
 
 
+@pytest.fixture(scope="module", params=MAKE)
+def target(request) -> str:
+    """A Core ML package on the executor, or a Core AI asset on Apple's local runtime."""
+    return request.param
+
+
 @pytest.fixture(scope="module", params=CASES)
-def pair(request, base, tmp_path_factory) -> Pair:
+def pair(request, base, target, tmp_path_factory) -> Pair:
     config, options = CASES[request.param]
-    return make_pair(base, config, options, tmp_path_factory.mktemp("case"))
+    return make_pair(base, config, options, tmp_path_factory.mktemp("case"), target)
 
 
 @pytest.fixture(scope="module")
-def paper(base, tmp_path_factory) -> Pair:
-    return make_pair(base, *CASES["paper"], tmp_path_factory.mktemp("paper"))
+def paper(base, target, tmp_path_factory) -> Pair:
+    return make_pair(base, *CASES["paper"], tmp_path_factory.mktemp("paper"), target)
 
 
 def test_steps_equal_the_reference(pair):
     """Kept, chosen, accepted, stream logits and the cache over forced trees, full and partly filled."""
-    n = pair.coreml.limits.num_nodes
+    n = pair.model.limits.num_nodes
     depths = compare_steps(pair, prompt_ids(11), [n, n, n, n - 1, n, n, 3, 1, n])
     assert max(depths) >= 2 and min(depths) == 0, "the trees should test long and failed drafts"
 
@@ -89,12 +96,12 @@ def test_steps_equal_the_reference(pair):
 def test_loop_gives_the_text_of_plain_decoding(pair):
     """Invariant 1, on a reused state: the model's own drafts, then one node at a time."""
     prompt = prompt_ids(9, seed=4)
-    drafter = Drafter(pair.coreml.limits.num_nodes)
-    text = [t for s in decode(pair.coreml, drafter, prompt, 12) for t in s.tokens]
-    assert text == plain_text(pair.coreml, prompt, 12) == plain_text(pair.reference, prompt, 12)
+    drafter = Drafter(pair.model.limits.num_nodes)
+    text = [t for s in decode(pair.model, drafter, prompt, 12) for t in s.tokens]
+    assert text == plain_text(pair.model, prompt, 12) == plain_text(pair.reference, prompt, 12)
 
 
-def test_untied_head_and_other_sizes(tmp_path):
+def test_untied_head_and_other_sizes(target, tmp_path):
     base = make_tiny_base(
         tmp_path / "base",
         seed=5,
@@ -105,7 +112,7 @@ def test_untied_head_and_other_sizes(tmp_path):
         rope_theta=500.0,
     )
     config = SpeculativeConfig(num_streams=2, num_msa_layers=1)
-    pair = make_pair(base, config, GraphOptions(6, 3, CONTEXT, 5), tmp_path)
+    pair = make_pair(base, config, GraphOptions(6, 3, CONTEXT, 5), tmp_path, target)
     compare_steps(pair, prompt_ids(13), [6] * 8)
 
 
@@ -113,15 +120,15 @@ def test_lossless_text_is_hugging_face_generate(base, paper):
     """Invariant 2: any drafts, the untouched base's greedy text."""
     prompt = prompt_ids(10, seed=7)
     expected = _generate(base, prompt, 24)
-    text = [t for s in decode(paper.coreml, Drafter(8), prompt, 24) for t in s.tokens]
+    text = [t for s in decode(paper.model, Drafter(8), prompt, 24) for t in s.tokens]
     assert text == expected
     # Drafts that are right now and then take the lazy commit through paths of every length.
-    rng, text = np.random.default_rng(3), [paper.coreml.prefill(prompt).root]
+    rng, text = np.random.default_rng(3), [paper.model.prefill(prompt).root]
     while len(text) < 20:
         tree = forced_tree(rng, expected[len(text) - 1 :], 8, "binary")
-        verified = paper.coreml.step(tree)
+        verified = paper.model.step(tree)
         path = tree.path(verified.accepted_node)
-        paper.coreml.commit(path)
+        paper.model.commit(path)
         text += [int(tree.tokens[v]) for v in path[1:]]
         text.append(int(verified.chosen[path[-1]]))
     assert text == expected[: len(text)]
@@ -134,9 +141,9 @@ def test_every_node_chooses_as_its_path_alone(base, paper):
     from ss_device.reference.stream_model import load_base
 
     prompt = prompt_ids(12, seed=2)
-    root = paper.coreml.prefill(prompt).root
+    root = paper.model.prefill(prompt).root
     tree = forced_tree(np.random.default_rng(0), [root], 8, "random")
-    verified, model = paper.coreml.step(tree), load_base(base)
+    verified, model = paper.model.step(tree), load_base(base)
     for node in range(8):
         text = prompt + [int(tree.tokens[v]) for v in tree.path(node)]
         with torch.no_grad():
@@ -147,14 +154,14 @@ def test_cache_after_commits_is_the_cache_from_scratch(base, paper):
     """Invariant 4 within the package: steps and prefill leave the same keys and values."""
     prompt = prompt_ids(10, seed=7)
     expected = _generate(base, prompt, 20)
-    paper.coreml.prefill(prompt)
+    paper.model.prefill(prompt)
     for start in (0, 4):
         tree = tree_from_parents(expected[start : start + 4], [-1, 0, 1, 2])
-        assert paper.coreml.step(tree).accepted_node == 3
-        paper.coreml.commit([0, 1, 2, 3])
-    stepped = committed_cache(paper.coreml)
-    paper.coreml.prefill(prompt + expected[:8])
-    np.testing.assert_allclose(stepped, committed_cache(paper.coreml), **TOLERANCE)
+        assert paper.model.step(tree).accepted_node == 3
+        paper.model.commit([0, 1, 2, 3])
+    stepped = committed_cache(paper.model)
+    paper.model.prefill(prompt + expected[:8])
+    np.testing.assert_allclose(stepped, committed_cache(paper.model), **TOLERANCE)
 
 
 def test_first_of_two_equal_siblings_is_followed(paper):
@@ -162,7 +169,7 @@ def test_first_of_two_equal_siblings_is_followed(paper):
     prompt = prompt_ids(6)
     truth = plain_text(paper.reference, prompt, 4)
     tree = tree_from_parents([truth[0], truth[1], truth[1], truth[2]], [-1, 0, 0, 2])
-    for model in (paper.coreml, paper.reference):
+    for model in (paper.model, paper.reference):
         model.prefill(prompt)
         assert model.step(tree).accepted_node == 1
 
@@ -170,34 +177,34 @@ def test_first_of_two_equal_siblings_is_followed(paper):
 SAMPLING_FORMS = {
     "plain": {},
     "parts": {"cuts": (1,)},
-    "ane": {**PRESETS["ane"], "head_split": 128, "pad_state": False},
+    "ane": {**PRESETS["ane"], "preset": "ane", "head_split": 128, "pad_state": False},
     "gpu": PRESETS["gpu"],
 }
 
 
 @pytest.fixture(scope="module", params=SAMPLING_FORMS)
-def sampling(request, base, tmp_path_factory) -> Pair:
+def sampling(request, base, target, tmp_path_factory) -> Pair:
     options = GraphOptions(8, 5, CONTEXT, CHUNK, sampling=True, **SAMPLING_FORMS[request.param])
-    return make_pair(base, CASES["paper"][0], options, tmp_path_factory.mktemp("sampling"))
+    return make_pair(base, CASES["paper"][0], options, tmp_path_factory.mktemp("sampling"), target)
 
 
 def test_sampling_form_also_returns_the_kept_nodes_logits(sampling, paper):
     pair, prompt = sampling, prompt_ids(8)
     truth = plain_text(pair.reference, prompt, 6)
     tree = forced_tree(np.random.default_rng(4), truth, 8, "binary")
-    pair.coreml.prefill(prompt)
+    pair.model.prefill(prompt)
     pair.reference.prefill(prompt)
     for size in (8, 3):
         part = tree_from_parents(tree.tokens[:size], tree.parents[:size])
-        mine, other = pair.coreml.step(part), pair.reference.step(part)
+        mine, other = pair.model.step(part), pair.reference.step(part)
         assert mine.logits.shape == other.logits.shape and mine.logits.dtype == np.float32
         np.testing.assert_array_equal(mine.logits.argmax(-1), mine.chosen)
         np.testing.assert_allclose(mine.logits, other.logits, **TOLERANCE)
-    paper.coreml.prefill(prompt)
-    assert paper.coreml.step(tree).logits is None
-    assert paper.coreml.limits.greedy_only and not pair.coreml.limits.greedy_only
+    paper.model.prefill(prompt)
+    assert paper.model.step(tree).logits is None
+    assert paper.model.limits.greedy_only and not pair.model.limits.greedy_only
     with pytest.raises(UserError, match="no logits to sample from; convert it with --sampling"):
-        paper.coreml.step(tree, second_best)
+        paper.model.step(tree, second_best)
 
 
 def second_best(kept, logits) -> np.ndarray:
@@ -212,11 +219,11 @@ def test_a_host_that_chooses_drafts_from_the_node_where_its_walk_ends(sampling):
     while len(truth) < CONTEXT - len(prompt):
         truth.append(int(sampling.reference.step(root_only(truth[-1]), second_best).chosen[0]))
         sampling.reference.commit([0])
-    models, at = (sampling.coreml, sampling.reference), 0
+    models, at = (sampling.model, sampling.reference), 0
     assert [model.prefill(prompt, second_best).root for model in models] == truth[:1] * 2
     for shape in ("chain", "binary", "random") * 2:
         tree = forced_tree(rng, truth[at:], 8, shape)
-        greedy = sampling.coreml.step(tree).accepted_node
+        greedy = sampling.model.step(tree).accepted_node
         mine, other = (model.step(tree, second_best) for model in models)
         np.testing.assert_array_equal(mine.kept, other.kept)
         np.testing.assert_array_equal(mine.chosen, other.chosen)
@@ -244,7 +251,7 @@ def test_sampled_text_is_the_reference_s_with_and_without_drafts(sampling):
                     sampler=Sampler(Sampling(temperature=1.3, top_k=20, seed=seed)),
                 )
             )
-            for model in (sampling.coreml, sampling.reference)
+            for model in (sampling.model, sampling.reference)
             for nodes in (8, 1)
         ]
         texts = [[token for step in run for token in step.tokens] for run in runs]
@@ -256,13 +263,13 @@ def test_sampled_text_is_the_reference_s_with_and_without_drafts(sampling):
 
 def test_a_step_without_commit_changes_nothing(paper):
     prompt = prompt_ids(6)
-    truth = plain_text(paper.coreml, prompt, 6)
-    paper.coreml.prefill(prompt)
-    paper.coreml.step(forced_tree(np.random.default_rng(1), truth, 8, "binary"))
-    again = paper.coreml.step(tree_from_parents(truth[:4], [-1, 0, 1, 2]))
+    truth = plain_text(paper.model, prompt, 6)
+    paper.model.prefill(prompt)
+    paper.model.step(forced_tree(np.random.default_rng(1), truth, 8, "binary"))
+    again = paper.model.step(tree_from_parents(truth[:4], [-1, 0, 1, 2]))
     assert again.accepted_node == 3
-    paper.coreml.commit([0, 1, 2, 3])
-    assert paper.coreml.step(tree_from_parents(truth[4:5], [-1])).chosen[0] == truth[5]
+    paper.model.commit([0, 1, 2, 3])
+    assert paper.model.step(tree_from_parents(truth[4:5], [-1])).chosen[0] == truth[5]
 
 
 @pytest.mark.parametrize("length", [1, 2, CHUNK, CHUNK + 1, CHUNK + 2, CONTEXT - 2, CONTEXT])
@@ -271,29 +278,29 @@ def test_prompts_of_every_length_up_to_the_full_context(paper, length):
     prompt = prompt_ids(length, seed=length)
     texts = [
         [t for s in decode(model, Drafter(8), prompt, 5) for t in s.tokens]
-        for model in (paper.coreml, paper.reference)
+        for model in (paper.model, paper.reference)
     ]
     assert texts[0] == texts[1]
     assert len(texts[0]) == min(5, CONTEXT - length + 1)
 
 
-def test_half_precision_runs_the_same_graph(base, tmp_path):
+def test_half_precision_runs_the_same_graph(base, target, tmp_path):
     """fp16 rounding may change a token, not the contract: the loop's own check of the walk holds."""
     adapter = random_adapter(base, CASES["paper"][0])
-    model = make_coreml(base, adapter, CASES["paper"][1], tmp_path / "c" / "t.mlpackage", "float16")
+    model = MAKE[target](base, adapter, CASES["paper"][1], tmp_path / "c" / "t", "float16")
     steps = list(decode(model, Drafter(8), prompt_ids(9), 12))
     assert sum(len(s.tokens) for s in steps) == 12
     assert all(np.isfinite(s.verified.stream_logits).all() for s in steps[1:])
 
 
-def test_broken_packages_are_caught(base, paper, tmp_path, monkeypatch):
+def test_broken_packages_are_caught(base, paper, target, tmp_path, monkeypatch):
     """The comparison fails for two weights exchanged and for streams that see later streams."""
     _, options = CASES["paper"]
     weights = base.weights()
     a, b = "layers.2.attn.q.weight", "layers.2.attn.o.weight"
     weights[a], weights[b] = weights[b], weights[a]
     monkeypatch.setattr(type(base), "weights", lambda _: weights)
-    broken = make_coreml(base, paper.adapter, options, tmp_path / "a" / "t.mlpackage")
+    broken = MAKE[target](base, paper.adapter, options, tmp_path / "a" / "t")
     with pytest.raises(AssertionError):
         compare_steps(Pair(tmp_path, paper.adapter, broken, paper.reference), prompt_ids(11), [8] * 3)
     monkeypatch.undo()
@@ -305,7 +312,7 @@ def test_broken_packages_are_caught(base, paper, tmp_path, monkeypatch):
         return mask
 
     monkeypatch.setattr(streams, "own_stream_mask", sees_later)
-    broken = make_coreml(base, paper.adapter, options, tmp_path / "b" / "t.mlpackage")
+    broken = MAKE[target](base, paper.adapter, options, tmp_path / "b" / "t")
     with pytest.raises(AssertionError):
         compare_steps(Pair(tmp_path, paper.adapter, broken, paper.reference), prompt_ids(11), [8] * 3)
 

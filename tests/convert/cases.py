@@ -1,4 +1,4 @@
-"""What the tests of the Core ML graphs share: packages, step models, forced trees, comparisons."""
+"""What the tests of the graphs share: packages, step models, forced trees, comparisons."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ss_convert.coreai_options import coreai_options
 from ss_convert.coreml.convert import GraphOptions, write_package
+from ss_convert.graph.description import describe
+from ss_convert.graph.functions import adapter_functions
+from ss_convert.graph.parts import part_names, parts_of
 from ss_convert.graph.weights import ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
+from ss_device.bundle import StepFunctions
 from ss_device.config import SpeculativeConfig
 from ss_device.families import canonical_parts
 from ss_device.reference.step_model import ReferenceStepModel
@@ -19,6 +24,7 @@ from ss_device.reference.stream_model import StreamModel, attach_adapter, load_b
 from ss_device.step_model import StepModel
 from ss_device.tree import DraftTree, root_only, tree_from_parents
 from ss_executor import load_package
+from ss_runtime.coreai.host_cache import Kept
 from ss_runtime.function_step_model import FunctionStepModel, chained
 from tests.tiny_models import random_adapter
 
@@ -29,18 +35,28 @@ TOLERANCE = {"rtol": 1e-4, "atol": 3e-4}
 
 @dataclass(frozen=True)
 class Pair:
-    """A package on the executor in float32 and the PyTorch reference of the same weights."""
+    """A package on the executor, or an asset on Apple's runtime, in float32, and the reference.
+
+    Both have the same weights. package: where it was written.
+    """
 
     package: Path
     adapter: Adapter
-    coreml: FunctionStepModel
+    model: FunctionStepModel
     reference: ReferenceStepModel
 
 
-def make_pair(base: BaseFolder, config: SpeculativeConfig, options: GraphOptions, folder: Path) -> Pair:
-    """Convert a random adapter with `config` and open it on both sides."""
+def make_pair(
+    base: BaseFolder,
+    config: SpeculativeConfig,
+    options: GraphOptions,
+    folder: Path,
+    target: str = "coreml",
+) -> Pair:
+    """Convert a random adapter with `config` and open it on both sides. target: a key of MAKE."""
     adapter = random_adapter(base, config)
-    coreml = make_coreml(base, adapter, options, folder / "coreml" / "tiny.mlpackage")
+    path = folder / target / "tiny"
+    model = MAKE[target](base, adapter, options, path)
     reference = ReferenceStepModel(
         reference_model(base, adapter),
         options.num_nodes,
@@ -48,13 +64,14 @@ def make_pair(base: BaseFolder, config: SpeculativeConfig, options: GraphOptions
         options.context,
         options.prune_over,
     )
-    return Pair(folder / "coreml" / "tiny.mlpackage", adapter, coreml, reference)
+    return Pair(path, adapter, model, reference)
 
 
 def make_coreml(
     base: BaseFolder, adapter: Adapter, options: GraphOptions, path: Path, dtype: str = "float32"
 ) -> FunctionStepModel:
     """Write a package and open it on the executor."""
+    path = path.with_suffix(".mlpackage")
     functions = write_package(base.architecture, base.weights(), adapter, options, path)
     return open_package(path, functions, adapter.config, base.architecture, dtype)
 
@@ -63,6 +80,39 @@ def open_package(path, functions, config, architecture, dtype="float32") -> Func
     packages = [load_package(path.parent / Path(name).name) for name in functions.packages]
     engines = chained(functions, lambda part, name: packages[part].program(name, dtype))
     return FunctionStepModel(*engines, functions, config, architecture)
+
+
+def write_coreai(base: BaseFolder, adapter: Adapter, options: GraphOptions, path: Path) -> StepFunctions:
+    """Write an asset, or one per part → where the functions are."""
+    from ss_convert.coreai.asset import write_asset
+
+    options = coreai_options(options, None if options.cache == "state" else options.cache)
+    architecture, parts = base.architecture, parts_of(base.architecture, options.cuts)
+    names = part_names(path.stem, len(parts), ".aimodel")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for part, name in zip(parts, names, strict=True):
+        functions = adapter_functions(architecture, base.weights(), adapter, options, part)
+        write_asset(functions, path.parent / name, {}, half_only=options.preset == "ane")
+    return describe(adapter, architecture, options, [f"{path.parent.name}/{name}" for name in names])
+
+
+def make_coreai(
+    base: BaseFolder, adapter: Adapter, options: GraphOptions, path: Path, dtype: str = "float32"
+) -> FunctionStepModel:
+    """Write an asset, or one per part, and open it on Apple's local runtime."""
+    functions = write_coreai(base, adapter, options, path)
+    return open_assets(path.parent.parent, functions, adapter.config, base.architecture, dtype)
+
+
+def open_assets(bundle: Path, functions, config, architecture, dtype="float32") -> FunctionStepModel:
+    """A step model over assets; bundle: the folder that paths of assets are in."""
+    from ss_runtime.coreai.engines import asset_engines
+
+    engines = asset_engines(bundle, functions, config, architecture, dtype)
+    return FunctionStepModel(*engines, functions, config, architecture)
+
+
+MAKE = {"coreml": make_coreml, "coreai": make_coreai}
 
 
 def reference_model(base: BaseFolder, adapter: Adapter) -> StreamModel:
@@ -120,19 +170,19 @@ def compare_steps(pair: Pair, prompt: list[int], sizes: list[int], seed: int = 0
     """
     truth = plain_text(pair.reference, prompt, CONTEXT - len(prompt))
     rng, depths, at = np.random.default_rng(seed), [], 0
-    ours, theirs = pair.coreml.prefill(prompt), pair.reference.prefill(prompt)
+    ours, theirs = pair.model.prefill(prompt), pair.reference.prefill(prompt)
     assert ours.root == theirs.root == truth[0]
     np.testing.assert_allclose(ours.stream_logits, theirs.stream_logits, **TOLERANCE)
     for turn, size in enumerate(sizes):
         shape = ("chain", "binary", "random")[turn % 3]
         tree = forced_tree(rng, truth[at:], min(size, len(truth) - at), shape)
-        mine, other = pair.coreml.step(tree), pair.reference.step(tree)
+        mine, other = pair.model.step(tree), pair.reference.step(tree)
         np.testing.assert_array_equal(mine.kept, other.kept)
         np.testing.assert_array_equal(mine.chosen, other.chosen)
         assert mine.accepted_node == other.accepted_node
         np.testing.assert_allclose(mine.stream_logits, other.stream_logits, **TOLERANCE)
         path = tree.path(mine.accepted_node)
-        pair.coreml.commit(path)
+        pair.model.commit(path)
         pair.reference.commit(path)
         depths.append(len(path) - 1)
         at += len(path)
@@ -142,9 +192,9 @@ def compare_steps(pair: Pair, prompt: list[int], sizes: list[int], seed: int = 0
 
 def compare_caches(pair: Pair) -> None:
     """The committed slots hold the reference's keys and values (docs/method.md, Invariants, 4)."""
-    cached = committed_cache(pair.coreml)
+    cached = committed_cache(pair.model)
     layers = len(cached) // 2
-    assert pair.coreml.length == pair.reference.length
+    assert pair.model.length == pair.reference.length
     for layer, (keys, values) in enumerate(pair.reference.cache):
         np.testing.assert_allclose(cached[layer], keys[0].numpy(), **TOLERANCE)
         np.testing.assert_allclose(cached[layers + layer], values[0].numpy(), **TOLERANCE)
@@ -154,5 +204,13 @@ def committed_cache(model: FunctionStepModel) -> np.ndarray:
     """[2·L, n_kv, n, head_dim] after carrying out the pending commit with one more (dropped) step."""
     model.step(root_only(5))
     states = model.state if isinstance(model.state, list) else [model.state]
-    halves = [np.split(np.array(s["kv_cache"][:, :, : model.length]), 2) for s in states]
+    halves = [np.split(_slots(state)[:, :, : model.length], 2) for state in states]
     return np.concatenate([half for kind in zip(*halves, strict=True) for half in kind])
+
+
+def _slots(state) -> np.ndarray:
+    """Keys and values as the engine's state holds them."""
+    if isinstance(state, Kept):
+        return state.cache
+    held = state["kv_cache"]
+    return np.array(held if isinstance(held, np.ndarray) else held.numpy())
