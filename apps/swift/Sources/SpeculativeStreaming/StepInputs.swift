@@ -4,7 +4,7 @@ package protocol InputArray {
     init(zeros shape: [Int], _ number: InputNumber) throws
 
     /// Writes a vector or the one row of a [1, n] array.
-    mutating func write(_ values: some Sequence<Int32>)
+    mutating func write(_ values: [Int32])
 
     /// Calls `body` once per row of an fp16 matrix with its columns.
     mutating func writeHalfRows(_ body: (_ row: Int, _ columns: UnsafeMutableBufferPointer<UInt16>) -> Void)
@@ -82,7 +82,7 @@ package final class StepInputs<Memory: InputArray> {
         tokens.write(padded(tree.tokens, tree.tokens[0]))
         positions.write(padded(tree.depths.map { length + $0 }, length))
         parents.write(padded(tree.parents, -1))
-        commitPosition?.write(CollectionOfOne(Int32(pending.slot)))
+        commitPosition?.write([Int32(pending.slot)])
         commitNodes?.write(padded(pending.nodes, -1))
         commitRows?.write(padded(pending.rows, -1))
         fillMask(tree, length: length)
@@ -134,7 +134,7 @@ package final class PrefillInputs<Memory: InputArray> {
     package func fill(_ part: ArraySlice<Int>, length: Int) {
         let padding = repeatElement(part[part.endIndex - 1], count: chunk - part.count)
         tokens.write((Array(part) + padding).map { Int32($0) })
-        position.write(CollectionOfOne(Int32(length)))
+        position.write([Int32(length)])
         let context = context
         mask.writeHalfRows { row, columns in
             columns.update(repeating: AdditiveMask.hidden)

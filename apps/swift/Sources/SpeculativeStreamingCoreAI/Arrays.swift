@@ -63,7 +63,7 @@
 
         package init(zeros shape: [Int], _ number: InputNumber) { array = .zeros(shape, number) }
 
-        package mutating func write(_ values: some Sequence<Int32>) {
+        package mutating func write(_ values: [Int32]) {
             array.mutableRawView().withUnsafeMutableBytes { bytes, _, _ in
                 for (index, value) in values.enumerated() {
                     bytes.storeBytes(of: value, toByteOffset: 4 * index, as: Int32.self)

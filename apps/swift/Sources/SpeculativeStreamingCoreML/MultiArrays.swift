@@ -15,7 +15,7 @@
             array = try .zeros(shape, number == .int32 ? .int32 : .float16)
         }
 
-        package func write(_ values: some Sequence<Int32>) { array.write(values) }
+        package func write(_ values: [Int32]) { array.write(values) }
 
         package func writeHalfRows(_ body: (_ row: Int, _ columns: UnsafeMutableBufferPointer<UInt16>) -> Void) {
             array.writeHalfRows(body)
@@ -72,7 +72,7 @@
         }
 
         /// Writes a vector or the one row of a [1, n] array through its strides.
-        func write(_ values: some Sequence<Int32>) {
+        func write(_ values: [Int32]) {
             let step = rowLayout.columnStride
             withUnsafeMutableBytes { bytes, _ in
                 for (index, value) in values.enumerated() {

@@ -1,4 +1,4 @@
-#if canImport(FoundationModels)
+#if canImport(FoundationModels) && (compiler(>=6.4) || os(Linux))
     import SpeculativeStreaming
 
     #if canImport(CoreAI)

@@ -1,4 +1,5 @@
-#if canImport(FoundationModels)
+// Models of one's own came with the 27 SDKs, whose compiler is Swift 6.4; the stand-in for Linux has them too.
+#if canImport(FoundationModels) && (compiler(>=6.4) || os(Linux))
     import FoundationModels
     import SpeculativeStreaming
 

@@ -1,4 +1,4 @@
-#if canImport(FoundationModels) && canImport(CoreAI)
+#if canImport(FoundationModels) && canImport(CoreAI) && (compiler(>=6.4) || os(Linux))
     import Foundation
     import FoundationModels
     import SpeculativeStreaming
