@@ -98,9 +98,12 @@ def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> No
 
 def check_asset(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> None:
     """Run the fresh asset on Apple's local runtime and compare with the golden trace."""
-    from ss_runtime.coreai.engines import open_coreai_model
+    from ss_runtime.coreai.engines import asset_engines
+    from ss_runtime.function_step_model import open_step_model
 
-    check_steps(open_coreai_model(bundle, entry, "float32"), "coreai", bundle, entry, base)
+    # Not `open_coreai_model`: an unfinished bundle's manifest names no files yet.
+    engines = asset_engines(bundle.path, entry.coreai, entry.config, bundle.manifest.architecture, "float32")
+    check_steps(open_step_model(bundle, entry, entry.coreai, engines), "coreai", bundle, entry, base)
 
 
 def check_steps(

@@ -92,7 +92,7 @@ def write_bundle(target: Path) -> None:
 def write_coreai_answers(target: Path) -> None:
     """What the Python step model answers on the assets, by adapter: the same on all of them."""
     answers = {app: python_answers(target / "coreai", app, open_coreai_model) for app in ("tiny", "other")}
-    for name in ("coreai-inputs", "coreai-parts-2"):
+    for name in ("coreai-inputs", "coreai-parts-2", "coreai-inputs-parts-3"):
         if python_answers(target / name, "tiny", open_coreai_model) != answers["tiny"]:
             sys.exit(f"{name} does not answer as the model with a state in one asset does")
     (target / "coreai-answers.json").write_text(json.dumps(answers) + "\n")

@@ -64,10 +64,12 @@ class HostCache:
 
     def _commit(self, inputs: Mapping[str, np.ndarray], state: Kept) -> None:
         """Move the accepted rows of the last step to their slots."""
-        nodes = inputs["commit_nodes"][inputs["commit_nodes"] >= 0]
+        # A part whose layers all take kept rows is fed no node ids, one whose layers all take nodes no rows.
+        nodes = inputs["commit_nodes"] if "commit_nodes" in inputs else inputs["commit_rows"]
+        kept = inputs.get("commit_rows", nodes)
+        nodes = nodes[nodes >= 0]
         if not len(nodes):
             return
-        kept = inputs.get("commit_rows", inputs["commit_nodes"])
         slots = slice(int(inputs["commit_position"][0]), int(inputs["commit_position"][0]) + len(nodes))
         for planes, taken in ((~self._is_upper, nodes), (self._is_upper, kept[: len(nodes)])):
             state.cache[planes, :, slots] = state.rows[planes][:, :, taken]
