@@ -102,7 +102,9 @@ def check_asset(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> None
     from ss_runtime.function_step_model import open_step_model
 
     # Not `open_coreai_model`: an unfinished bundle's manifest names no files yet.
-    engines = asset_engines(bundle.path, entry.coreai, entry.config, bundle.manifest.architecture, "float32")
+    engines = asset_engines(
+        bundle.path, entry.coreai, entry.config, bundle.manifest.architecture, "float32"
+    )
     check_steps(open_step_model(bundle, entry, entry.coreai, engines), "coreai", bundle, entry, base)
 
 

@@ -83,10 +83,11 @@ def write_bundle(target: Path) -> None:
     for name in ("parts-2", "parts-3"):
         if python_answers(target / name) != answers:
             sys.exit(f"{name} does not answer as the model in one package does")
-    (target / "answers.json").write_text(json.dumps(answers) + "\n")
     write_sampled(target / "sampling", open_executor_model, target / "sampled.json")
     if is_installed():
         write_coreai_answers(target)
+    # Last: `make` takes it for the whole folder.
+    (target / "answers.json").write_text(json.dumps(answers) + "\n")
 
 
 def write_coreai_answers(target: Path) -> None:

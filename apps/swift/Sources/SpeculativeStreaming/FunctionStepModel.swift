@@ -42,7 +42,7 @@ package final class FunctionStepModel<Functions: FunctionCalls> {
     /// Tokens of the committed positions.
     private var committed: [Int] = []
     private var pending = PendingCommit()
-    /// Tree, kept nodes and outputs of the last step, until its commit.
+    /// Tree and kept nodes of the last step, until its commit.
     private var last: (tree: DraftTree, kept: [Int])?
     /// Outputs of the last step with the streams of every kept node, and those nodes.
     private var lastStreams: (kept: [Int], outputs: Functions.Outputs)?

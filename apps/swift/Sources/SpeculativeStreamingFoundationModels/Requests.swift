@@ -36,7 +36,9 @@
     @available(tvOS, unavailable)
     private func unsupported(_ entry: Transcript.Entry) -> LanguageModelError {
         .unsupportedTranscriptContent(
-            .init(unsupportedContent: [entry], debugDescription: "this model takes text alone: no tools, no attachments"))
+            .init(
+                unsupportedContent: [entry],
+                debugDescription: "this model takes text alone: no tools, no attachments"))
     }
 
     /// The sampler that options ask for. Without a mode: greedy, unless a temperature above 0 is given. Throws

@@ -5,7 +5,8 @@
 
     /// A bundle and one of its adapters behind `LanguageModelSession`.
     ///
-    ///     let model = try SpeculativeLanguageModel(bundle, adapter: "sqlctx", tokenizer: tokenizer, backEnd: .coreAI())
+    ///     let model = try SpeculativeLanguageModel(
+    ///         bundle, adapter: "sqlctx", tokenizer: tokenizer, backEnd: .coreAI())
     ///     let session = LanguageModelSession(model: model, instructions: "…")
     ///     session.prewarm()
     ///     for try await answer in session.streamResponse(to: prompt) { … }

@@ -47,7 +47,9 @@
 
         @available(macOS 27.0, iOS 27.0, watchOS 27.0, tvOS 27.0, visionOS 27.0, *)
         @Test func aMissingAssetIsNamed() async throws {
-            let says = try await refusal { try FileManager.default.removeItem(at: $0.appendingPathComponent(Self.asset)) }
+            let says = try await refusal { copy in
+                try FileManager.default.removeItem(at: copy.appendingPathComponent(Self.asset))
+            }
             #expect(says?.hasPrefix("BUNDLE/\(Self.asset)/") == true)
             #expect(says?.hasSuffix(": no such file") == true)
         }
@@ -87,7 +89,8 @@
             #expect(says?.hasSuffix("this library runs packages with --lora baked") == true)
             let other = try TinyBundle("bundle").bundle
             let none = SpeculativeError.noCoreAIAsset(adapter: "tiny")
-            #expect(none.description == "adapter 'tiny' has no Core AI asset in this bundle (ss-convert --target coreai)")
+            #expect(
+                none.description == "adapter 'tiny' has no Core AI asset in this bundle (ss-convert --target coreai)")
             await #expect(throws: none) { _ = try await CoreAIStepModel.open(other.adapter(), of: other) }
         }
     }

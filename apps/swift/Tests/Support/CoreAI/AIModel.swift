@@ -99,6 +99,8 @@ public struct InferenceFunction: Sendable {
         ) {
             memory[name] = value.mutableView().memory
         }
+
+        fileprivate consuming func take() -> [String: NDArray.Memory] { memory }
     }
 
     public struct Outputs: ~Copyable {
@@ -116,9 +118,17 @@ public struct InferenceFunction: Sendable {
         inputs: [String: NDArray], states: consuming MutableViews = MutableViews(),
         outputViews: consuming MutableViews = MutableViews()
     ) async throws -> Outputs {
-        let (given, targets) = (states.memory, outputViews.memory)
+        let (given, targets) = (states.take(), outputViews.take())
+        return Outputs(arrays: try call(inputs, given, targets))
+    }
+
+    /// Has the child process run the function. targets: memory for outputs that are not to be returned.
+    private func call(
+        _ inputs: [String: NDArray], _ given: [String: NDArray.Memory], _ targets: [String: NDArray.Memory]
+    ) throws -> [String: NDArray] {
         guard Set(given.keys) == Set(descriptor.stateNames) else {
-            throw StandInError("\(descriptor.name): the states are \(descriptor.stateNames), not \(given.keys.sorted())")
+            throw StandInError(
+                "\(descriptor.name): the states are \(descriptor.stateNames), not \(given.keys.sorted())")
         }
         let arrays = try descriptor.inputNames.map { name in
             guard let array = inputs[name] else { throw StandInError("\(descriptor.name): no input '\(name)'") }
@@ -135,7 +145,7 @@ public struct InferenceFunction: Sendable {
             try array.memory.unpack(data)
             outputs[described.name] = array
         }
-        return Outputs(arrays: outputs)
+        return outputs
     }
 
     private func served(

@@ -18,8 +18,10 @@ package struct RecordedInputs {
     package let cases: [Case]
 
     package init() throws {
-        guard let url = Bundle.module.url(forResource: "inputs", withExtension: "safetensors", subdirectory: "Resources")
-        else { throw SpeculativeError.missingFile(path: "Resources/inputs.safetensors") }
+        let name = "inputs.safetensors"
+        guard let url = Bundle.module.url(forResource: name, withExtension: nil, subdirectory: "Resources") else {
+            throw SpeculativeError.missingFile(path: "Resources/\(name)")
+        }
         let file = try TensorFile(contentsOf: url)
         func ints(_ name: String, _ row: Int) throws -> [Int] {
             let counts = try file.integers(name + ".count")
