@@ -64,7 +64,7 @@ class HostCache:
 
     def _commit(self, inputs: Mapping[str, np.ndarray], state: Kept) -> None:
         """Move the accepted rows of the last step to their slots."""
-        # A part whose layers all take kept rows is fed no node ids, one whose layers all take nodes no rows.
+        # A part whose layers all take kept rows is given no node ids, one without such layers no rows.
         nodes = inputs["commit_nodes"] if "commit_nodes" in inputs else inputs["commit_rows"]
         kept = inputs.get("commit_rows", nodes)
         nodes = nodes[nodes >= 0]

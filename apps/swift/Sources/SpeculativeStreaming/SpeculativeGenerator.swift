@@ -88,7 +88,7 @@ public actor SpeculativeGenerator {
     }
 
     /// Prefills a text ahead of a request that begins with it and reuses it. Does nothing while a generation is in
-    /// progress.
+    /// progress, or one that nobody reads on holds the model.
     public func prewarm(tokens: [Int]) async throws {
         await turns.enter()
         defer { turns.leave() }
