@@ -163,16 +163,20 @@ def forced_tree(rng: np.random.Generator, truth: list[int], num_nodes: int, shap
     return tree_from_parents(tokens, parents)
 
 
-def compare_steps(pair: Pair, prompt: list[int], sizes: list[int], seed: int = 0) -> list[int]:
+def compare_steps(
+    pair: Pair, prompt: list[int], sizes: list[int], seed: int = 0, tolerance: float | None = None
+) -> list[int]:
     """Drive both sides through the same forced trees; → number of accepted drafts per step.
 
-    Raises AssertionError where kept nodes, chosen tokens, accepted node or stream logits differ.
+    Raises AssertionError where kept nodes, chosen tokens, accepted node, stream logits or the cache differ.
+    tolerance: absolute and relative, in place of TOLERANCE.
     """
+    within = TOLERANCE if tolerance is None else {"rtol": tolerance, "atol": tolerance}
     truth = plain_text(pair.reference, prompt, CONTEXT - len(prompt))
     rng, depths, at = np.random.default_rng(seed), [], 0
     ours, theirs = pair.model.prefill(prompt), pair.reference.prefill(prompt)
     assert ours.root == theirs.root == truth[0]
-    np.testing.assert_allclose(ours.stream_logits, theirs.stream_logits, **TOLERANCE)
+    np.testing.assert_allclose(ours.stream_logits, theirs.stream_logits, **within)
     for turn, size in enumerate(sizes):
         shape = ("chain", "binary", "random")[turn % 3]
         tree = forced_tree(rng, truth[at:], min(size, len(truth) - at), shape)
@@ -180,7 +184,7 @@ def compare_steps(pair: Pair, prompt: list[int], sizes: list[int], seed: int = 0
         np.testing.assert_array_equal(mine.kept, other.kept)
         np.testing.assert_array_equal(mine.chosen, other.chosen)
         assert mine.accepted_node == other.accepted_node
-        np.testing.assert_allclose(mine.stream_logits, other.stream_logits, **TOLERANCE)
+        np.testing.assert_allclose(mine.stream_logits, other.stream_logits, **within)
         path = tree.path(mine.accepted_node)
         pair.model.commit(path)
         pair.reference.commit(path)

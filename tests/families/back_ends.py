@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import torch
-from coremltools.converters.mil import Builder as mb
 
-from ss_convert.coreml import convert
-from ss_convert.coreml.convert import GraphOptions
+from ss_convert.graph import functions
+from ss_convert.graph.operations import op
+from ss_convert.graph.options import GraphOptions
 from ss_convert.graph.weights import ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
 from ss_device.families import canonical_parts
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import StreamModel, attach_adapter, load_base
-from ss_executor import load_package
 from ss_runtime.function_step_model import FunctionStepModel
 from ss_runtime.mlx.step_model import MLXStepModel
 from ss_runtime.settings import RuntimeSettings
+from tests.convert.cases import MAKE
 from tests.families.checks import CONFIGS, KEPT, NODES, Measured, Truth, measure
 from tests.families.tiny import CONTEXT, make_base
 from tests.tiny_models import random_adapter
 
-BACK_ENDS = ("reference", "mlx", "executor")
+BACK_ENDS = ("reference", "mlx", "executor", "coreai")
+TARGETS = {"executor": "coreml", "coreai": "coreai"}
 
 
 @dataclass(frozen=True)
@@ -104,13 +106,11 @@ def mlx_back_end(subject: Subject, stream_rows: str = "kept") -> MLXBackEnd:
         bucket=16,
     )
     tensors = {**subject.adapter.tensors, **factors}
-    return MLXBackEnd(
-        subject.base.architecture, subject.adapter.config, subject.weights, tensors, settings
-    )
+    return MLXBackEnd(subject.base.architecture, subject.adapter.config, subject.weights, tensors, settings)
 
 
-class ExecutorBackEnd(FunctionStepModel):
-    """A written package on the executor; its step function has the main logits as one more output."""
+class WrittenBackEnd(FunctionStepModel):
+    """A written package or asset; its step function has the main logits as one more output."""
 
     last_logits: np.ndarray
 
@@ -134,24 +134,22 @@ class _Remembering:
         return self.last
 
 
-def executor_back_end(subject: Subject, folder: Path) -> ExecutorBackEnd:
+def written_back_end(subject: Subject, folder: Path, target: str) -> WrittenBackEnd:
     """Convert and open; the builder's step body runs as it is, its head's first product goes out too."""
-    original = convert.build_step
+    original = functions.build_step
 
     def with_logits(decoder, config, options, tables, inputs):
         found, head = [], decoder.head
         decoder.head = lambda rows: found.append(head(rows)) or found[-1]
         outputs = original(decoder, config, options, tables, inputs)
-        return {**outputs, "logits": mb.identity(x=found[0])}
+        return {**outputs, "logits": op.identity(found[0])}
 
     options = GraphOptions(num_nodes=NODES, num_kept=subject.kept, context=CONTEXT, chunk=8)
-    path, architecture = folder / "coreml" / "tiny.mlpackage", subject.base.architecture
-    with mock.patch.object(convert, "build_step", with_logits):
-        functions = convert.write_package(architecture, subject.weights, subject.adapter, options, path)
-    package = load_package(path)
-    prefill, step = (package.program(n, "float32") for n in (functions.prefill, functions.step))
-    config = subject.adapter.config
-    return ExecutorBackEnd(prefill, _Remembering(step), functions, config, architecture)
+    base = SimpleNamespace(architecture=subject.base.architecture, weights=lambda: subject.weights)
+    with mock.patch.object(functions, "build_step", with_logits):
+        model = MAKE[target](base, subject.adapter, options, folder / target / "tiny")
+    engines = (model._prefill_engine, _Remembering(model._step_engine))
+    return WrittenBackEnd(*engines, model.functions, subject.adapter.config, base.architecture)
 
 
 def exported(subject: Subject) -> Subject:
@@ -175,4 +173,5 @@ def measure_back_end(name: str, subject: Subject, folder: Path) -> Measured:
     if name == "mlx":
         return measure(mlx_back_end(subject), subject.truth, subject.reference())
     as_written = exported(subject)
-    return measure(executor_back_end(subject, folder), as_written.truth, as_written.reference())
+    model = written_back_end(subject, folder, TARGETS[name])
+    return measure(model, as_written.truth, as_written.reference())

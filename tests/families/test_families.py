@@ -44,6 +44,12 @@ def test_written_package_gives_hugging_faces_logits_and_text(subject, name, mode
     assert not found.failures(), found
 
 
+@pytest.mark.parametrize(("name", "mode"), SUBJECTS)
+def test_written_asset_gives_hugging_faces_logits_and_text(subject, name, mode, tmp_path):
+    found = measure_back_end("coreai", subject(name, mode), tmp_path)
+    assert not found.failures(), found
+
+
 @pytest.mark.parametrize("name", ["mistral", "opt", "gemma3_text"])
 def test_streams_of_the_accepted_node_alone_are_the_same(subject, name):
     """MLX's second pass over the accepted node's streams: windows and learned positions included."""

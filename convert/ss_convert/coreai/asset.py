@@ -55,19 +55,23 @@ def write_asset(
 
 
 def _opened(path: Path, kept: set[str]) -> ca.Module:
-    """The module of an asset with those of its functions alone."""
+    """The module of an asset with those of its functions alone, and the private graphs that they call."""
     module = ca.AIModelAsset.load(path).program._module
     with module._context:
-        for operation in list(module._body.operations):
-            if isinstance(operation, GraphOp) and not operation.sym_name.value.startswith("_"):
-                name = operation.sym_name.value
-                if name not in kept and not _is_private(operation):
-                    operation.operation.erase()
+        graphs = {
+            each.sym_name.value: each for each in module._body.operations if isinstance(each, GraphOp)
+        }
+        called = kept.union(*(_callees(graphs[name]) for name in kept))
+        for name, graph in graphs.items():
+            if name not in called:
+                graph.operation.erase()
     return module
 
 
-def _is_private(graph: GraphOp) -> bool:
-    return graph.priv is not None
+def _callees(graph: GraphOp) -> set[str]:
+    """Names of the private graphs that an entry point calls; those call none."""
+    calls = (each for each in graph.entry_block.operations if each.name == "coreai.invoke")
+    return {str(each.attributes["callee"]).removeprefix("@") for each in calls}
 
 
 def _add(function: GraphFunction, operations: CoreAIOperations) -> None:
@@ -76,6 +80,7 @@ def _add(function: GraphFunction, operations: CoreAIOperations) -> None:
     if function.state is not None:
         shapes[STATE] = ("float16", function.state)
     types = [ca.TensorType(shape, DTYPES[dtype])._to_mlir() for dtype, shape in shapes.values()]
+    operations.composites.function = function.name
     graph = GraphOp(function.name, types, [], input_names=list(shapes))
     with graph.block, writing_in(operations):
         inputs = {

@@ -18,11 +18,15 @@ from ss_convert.coreai.tensor import Tensor
 
 
 class Composites:
-    """Declares composites in a module. Every use has a graph of its own: calls of one would be merged."""
+    """Declares composites in a module. Every use has a graph of its own: calls of one would be merged.
+
+    function: the entry point that is being built, after which its composites are called.
+    """
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._count = 0
+        self.function = ""
 
     def call(
         self,
@@ -38,7 +42,7 @@ class Composites:
         self._count += 1
         block = self._module._body
         graph = GraphOp(
-            f"{name}_{self._count}",
+            f"{self.function}_{name}_{self._count}",
             [operand.value._to_mlir().type for operand in operands.values()],
             [],
             list(operands),

@@ -49,7 +49,7 @@ class CoreAIOperations:
     """
 
     def __init__(self, composites: Composites, half_only: bool = False) -> None:
-        self._composites = composites
+        self.composites = composites
         self.half_only = half_only
 
     add, sub, mul = map(_binary, (ca.broadcasting_add, ca.broadcasting_sub, ca.broadcasting_mul))
@@ -187,7 +187,7 @@ class CoreAIOperations:
             "attn_mask": self.expand_dims(self.greater(mask, np.array(MASKED / 2)), [0]),
         }
         attributes = {"is_causal": "false", "scale": "1.0 : f32", "window_size": "0 : si64"}
-        found = self._composites.call(
+        found = self.composites.call(
             "scaled_dot_product_attention", attributes, operands, self._explicit_attention
         )
         return self.squeeze(Tensor(found), [0])

@@ -64,12 +64,11 @@ class HostCache:
 
     def _commit(self, inputs: Mapping[str, np.ndarray], state: Kept) -> None:
         """Move the accepted rows of the last step to their slots."""
-        # A part whose layers all take kept rows is given no node ids, one without such layers no rows.
-        nodes = inputs["commit_nodes"] if "commit_nodes" in inputs else inputs["commit_rows"]
-        kept = inputs.get("commit_rows", nodes)
-        nodes = nodes[nodes >= 0]
-        if not len(nodes):
+        nodes, kept = (inputs.get(name) for name in ("commit_nodes", "commit_rows"))
+        if nodes is None or kept is None:  # one order for all layers of the part
+            nodes = kept = kept if nodes is None else nodes
+        count, start = int((nodes >= 0).sum()), int(inputs["commit_position"][0])
+        if not count:
             return
-        slots = slice(int(inputs["commit_position"][0]), int(inputs["commit_position"][0]) + len(nodes))
-        for planes, taken in ((~self._is_upper, nodes), (self._is_upper, kept[: len(nodes)])):
-            state.cache[planes, :, slots] = state.rows[planes][:, :, taken]
+        for planes, taken in ((~self._is_upper, nodes), (self._is_upper, kept)):
+            state.cache[planes, :, start : start + count] = state.rows[planes][:, :, taken[:count]]

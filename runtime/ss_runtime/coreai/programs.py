@@ -13,15 +13,18 @@ from collections.abc import Callable
 import numpy as np
 from coreai._compiler.dialects import coreai as dialect
 from coreai._compiler.ir import (
+    DenseElementsAttr,
     F16Type,
     F32Type,
     FunctionType,
     InsertionPoint,
     Location,
+    OpResult,
     OpView,
     RankedTensorType,
     Type,
     TypeAttr,
+    Value,
 )
 from coreai.authoring import AIProgram
 from coreai.authoring.graph_builder import GraphOp
@@ -54,7 +57,7 @@ def _widen_products(graph: GraphOp) -> None:
     for operation in _operations(graph):
         if operation.name in PRODUCTS and _is_half(operation.results[0].type):
             with InsertionPoint(operation):
-                wide = [dialect.cast(operand, np.float32) for operand in operation.operands]
+                wide = [_wide(operand) for operand in operation.operands]
                 product = dialect.broadcasting_batch_matmul(*wide)
                 operation.results[0].replace_all_uses_with(dialect.cast(product, np.float16))
             operation.operation.erase()
@@ -85,9 +88,28 @@ def _cast_stored(operation: OpView, following: OpView) -> None:
     uses = [(use.owner, use.operand_number) for use in stored.uses if use.owner.name not in STORED]
     if uses:
         with InsertionPoint(following):
-            wide = dialect.cast(stored, np.float32)
+            wide = _wide(stored)
         for owner, number in uses:
             owner.operands[number] = wide
+
+
+def _wide(value: Value) -> Value:
+    """The value in float32, within the operation that is being inserted.
+
+    A constant not by a cast: that of a constant is computed when the program is compiled, and coreai-core
+    1.0.0b3 then takes subnormal numbers for much smaller ones. A small one is written anew, a large one is
+    widened by the operation for compressed weights, with a scale of 1.
+    """
+    source = value.owner if OpResult.isinstance(value) else None
+    if source is not None and source.name == "coreai.transpose":
+        return dialect.transpose(_wide(source.operands[0]), source.operands[1])
+    if source is None or source.name != "coreai.constant":
+        return dialect.cast(value, np.float32)
+    stored = source.attributes["value"]
+    if DenseElementsAttr.isinstance(stored):
+        return dialect.constant(np.array(DenseElementsAttr(stored), np.float32))
+    ones = np.ones((1,) * RankedTensorType(value.type).rank, np.float32)
+    return dialect.blockwise_shift_scale(value, ones, np.zeros_like(ones, np.float16), np.zeros_like(ones))
 
 
 def _is_float(cast: OpView) -> bool:

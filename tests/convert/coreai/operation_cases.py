@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from ss_convert.graph.attention import attend
 from ss_convert.graph.compression import Palettized, Quantized, Stored, compress
 from ss_convert.graph.interface import MASKED
-from ss_convert.graph.layers import attend
 from ss_convert.graph.operations import op
 from ss_convert.graph.tree import one_hot
 from tests.convert.coreai.both_runtimes import Case, Expected
@@ -374,7 +374,8 @@ def normed_in_half(x: np.ndarray, epsilon: float) -> np.ndarray:
     largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True), half(2**-14))
     scaled = half(wide(x) / wide(largest))
     squares = half(mean(half(wide(scaled) * wide(scaled))))
-    rest = half(wide(half(wide(half(epsilon)) / wide(largest))) / wide(largest))
+    root = half(wide(half(epsilon**0.5)) / wide(largest))
+    rest = half(wide(root) * wide(root))
     inverse = half(np.float32(1) / np.sqrt(wide(half(wide(squares) + wide(rest)))))
     return half(wide(scaled) * wide(inverse))
 
@@ -490,8 +491,9 @@ def _linear(name: str, stored: Stored, x):
 
 
 def attentions() -> Iterator[Case]:
-    """Fused attention: one rounding in the executor. Core AI's composite is run as the operations that it
-    is declared around: the explicit form's, with a mask that only says what is seen."""
+    """Fused attention: one rounding in the executor, which also divides by √d. Core AI's composite has a
+    scale of 1 and is run as the operations that it is declared around: the explicit form's, with a mask
+    that only says what is seen."""
     queries, keys, values = (half(RNG.normal(size=(2, n, 8))) for n in (6, 9, 9))
     mask = half(np.where(RNG.random((1, 6, 9)) < 0.5, 0, MASKED))
     mask[0, :4, 2] = 0
@@ -503,10 +505,9 @@ def attentions() -> Iterator[Case]:
     mask[0, 5, 7] = MASKED
     scores = exact(queries) @ exact(keys).swapaxes(1, 2) * 8**-0.5 + exact(mask)
     fused = half(shares(scores) @ exact(values))
-    scaled = times(queries, half(8**-0.5))
 
     def by_steps(product: Callable, masked: np.ndarray) -> np.ndarray:
-        raw = product(scaled, keys.swapaxes(1, 2))
+        raw = product(queries, keys.swapaxes(1, 2))
         return product(half(shares(half(wide(raw) + wide(masked)))), values)
 
     given = {"queries": queries, "keys": keys, "values": values, "mask": mask}
@@ -523,7 +524,7 @@ def attentions() -> Iterator[Case]:
 
 
 def _explicit_attention(queries, keys, values, mask):
-    return attend(op.mul(queries, np.float16(8**-0.5)), keys, values, op.squeeze(mask, axes=[0]))
+    return attend(queries, keys, values, op.squeeze(mask, axes=[0]))
 
 
 def all_cases() -> list[Case]:

