@@ -57,9 +57,14 @@ class OpenAsset:
             asset = program.save_asset(Path(folder) / "local.aimodel")
             return await self._files.enter_async_context(asset.executable())
 
+    @property
+    def function_names(self) -> tuple[str, ...]:
+        """Names of the asset's functions."""
+        return tuple(self._model.function_names)
+
     def function(self, name: str) -> Any:
         """A function of the asset. UserError where it has none of that name."""
-        if name not in self._model.function_names:
+        if name not in self.function_names:
             raise UserError(f"{self.path}: has no function '{name}'")
         if name not in self._functions:
             with library_errors(f"{self.path}: Core AI cannot load '{name}'"), _quiet():
