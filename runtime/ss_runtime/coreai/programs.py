@@ -8,6 +8,7 @@ rounding; weights keep their values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -32,84 +33,94 @@ from coreai.authoring.graph_builder import GraphOp
 PRODUCTS = ("coreai.batch_matmul", "coreai.decomposable.broadcasting_batch_matmul")
 # What is stored in float16 stays so and is cast where it is used; a palette, where it is looked up.
 STORED = ("coreai.constant", "coreai.lut_to_dense")
+# A large constant as MLIR prints it: four bytes of alignment in front of the values.
+LARGE_CONSTANT = re.compile(r'(\w+): "0x[0-9A-F]{8}([0-9A-F]*)"')
+LARGE_NAME = re.compile(r"dense_resource<(\w+)>")
 
 
 def with_wide_products(program: AIProgram) -> AIProgram:
     """The program with float16 products of matrices computed in float32 and rounded; changed in place."""
-    return _rewritten(program, _widen_products)
+    return _rewritten(program, _Rewriting.widen_products)
 
 
 def in_float32(program: AIProgram) -> AIProgram:
-    """The program with every float16 value made float32, stored weights by a cast; changed in place."""
-    return _rewritten(program, _retype)
+    """The program with every float16 value made float32; changed in place."""
+    return _rewritten(program, _Rewriting.retype)
 
 
-def _rewritten(program: AIProgram, rewrite: Callable[[GraphOp], None]) -> AIProgram:
+def _rewritten(program: AIProgram, rewrite: Callable[[_Rewriting, GraphOp], None]) -> AIProgram:
     module = program._module
     with module._context, Location.unknown():
+        rewriting = _Rewriting(str(module))
         for graph in [each for each in module._body.operations if isinstance(each, GraphOp)]:
-            rewrite(graph)
+            rewrite(rewriting, graph)
         module.verify()
     return program
 
 
-def _widen_products(graph: GraphOp) -> None:
-    for operation in _operations(graph):
-        if operation.name in PRODUCTS and _is_half(operation.results[0].type):
-            with InsertionPoint(operation):
-                wide = [_wide(operand) for operand in operation.operands]
-                product = dialect.broadcasting_batch_matmul(*wide)
-                operation.results[0].replace_all_uses_with(dialect.cast(product, np.float16))
-            operation.operation.erase()
+class _Rewriting:
+    """The change of one program's functions. text: the program, where large constants stand in full.
 
-
-def _retype(graph: GraphOp) -> None:
-    for argument in graph.arguments:
-        argument.set_type(_widened(argument.type))
-    operations = _operations(graph)
-    for operation, following in zip(operations, operations[1:], strict=False):
-        if operation.name in STORED:
-            _cast_stored(operation, following)
-        elif operation.name == "coreai.cast" and _is_float(operation):
-            operation.results[0].replace_all_uses_with(operation.operands[0])
-            operation.operation.erase()
-        else:
-            for result in operation.results:
-                result.set_type(_widened(result.type))
-    kinds = [[argument.type for argument in graph.arguments], [value.type for value in graph.outputs]]
-    graph.function_type = TypeAttr.get(FunctionType.get(*kinds))
-
-
-def _cast_stored(operation: OpView, following: OpView) -> None:
-    """A stored float16 value in float32, for all but the decompression that it may be a part of."""
-    stored = operation.results[0]
-    if not _is_half(stored.type):
-        return
-    uses = [(use.owner, use.operand_number) for use in stored.uses if use.owner.name not in STORED]
-    if uses:
-        with InsertionPoint(following):
-            wide = _wide(stored)
-        for owner, number in uses:
-            owner.operands[number] = wide
-
-
-def _wide(value: Value) -> Value:
-    """The value in float32, within the operation that is being inserted.
-
-    A constant not by a cast: that of a constant is computed when the program is compiled, and coreai-core
-    1.0.0b3 then takes subnormal numbers for much smaller ones. A small one is written anew, a large one is
-    widened by the operation for compressed weights, with a scale of 1.
+    The bindings do not hand out the values of large constants of float16.
     """
-    source = value.owner if OpResult.isinstance(value) else None
-    if source is not None and source.name == "coreai.transpose":
-        return dialect.transpose(_wide(source.operands[0]), source.operands[1])
-    if source is None or source.name != "coreai.constant":
-        return dialect.cast(value, np.float32)
-    stored = source.attributes["value"]
-    if DenseElementsAttr.isinstance(stored):
-        return dialect.constant(np.array(DenseElementsAttr(stored), np.float32))
-    ones = np.ones((1,) * RankedTensorType(value.type).rank, np.float32)
-    return dialect.blockwise_shift_scale(value, ones, np.zeros_like(ones, np.float16), np.zeros_like(ones))
+
+    def __init__(self, text: str) -> None:
+        self._large = {name: bytes.fromhex(values) for name, values in LARGE_CONSTANT.findall(text)}
+
+    def widen_products(self, graph: GraphOp) -> None:
+        for operation in _operations(graph):
+            if operation.name in PRODUCTS and _is_half(operation.results[0].type):
+                with InsertionPoint(operation):
+                    wide = [self._wide(operand) for operand in operation.operands]
+                    product = dialect.broadcasting_batch_matmul(*wide)
+                    operation.results[0].replace_all_uses_with(dialect.cast(product, np.float16))
+                operation.operation.erase()
+
+    def retype(self, graph: GraphOp) -> None:
+        for argument in graph.arguments:
+            argument.set_type(_widened(argument.type))
+        operations = _operations(graph)
+        for operation, following in zip(operations, operations[1:], strict=False):
+            if operation.name in STORED:
+                self._widen_stored(operation, following)
+            elif operation.name == "coreai.cast" and _is_float(operation):
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+                operation.operation.erase()
+            else:
+                for result in operation.results:
+                    result.set_type(_widened(result.type))
+        kinds = [[each.type for each in graph.arguments], [each.type for each in graph.outputs]]
+        graph.function_type = TypeAttr.get(FunctionType.get(*kinds))
+
+    def _widen_stored(self, operation: OpView, following: OpView) -> None:
+        """A stored float16 value in float32, for all but the decompression that it may be a part of."""
+        stored = operation.results[0]
+        if not _is_half(stored.type):
+            return
+        uses = [(use.owner, use.operand_number) for use in stored.uses if use.owner.name not in STORED]
+        if uses:
+            with InsertionPoint(following):
+                wide = self._wide(stored)
+            for owner, number in uses:
+                owner.operands[number] = wide
+
+    def _wide(self, value: Value) -> Value:
+        """The value in float32, where operations are being inserted.
+
+        A constant is written anew: a cast of one is computed when the program is compiled, and coreai-core
+        1.0.0b3 then takes subnormal numbers for much smaller ones.
+        """
+        source = value.owner if OpResult.isinstance(value) else None
+        if source is not None and source.name == "coreai.transpose":
+            return dialect.transpose(self._wide(source.operands[0]), source.operands[1])
+        if source is None or source.name != "coreai.constant":
+            return dialect.cast(value, np.float32)
+        stored = source.attributes["value"]
+        if DenseElementsAttr.isinstance(stored):
+            return dialect.constant(np.array(DenseElementsAttr(stored), np.float32))
+        name = LARGE_NAME.match(str(stored)).group(1)
+        values = np.frombuffer(self._large[name], np.float16).astype(np.float32)
+        return dialect.constant(values.reshape(RankedTensorType(value.type).shape))
 
 
 def _is_float(cast: OpView) -> bool:
