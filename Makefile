@@ -56,8 +56,9 @@ ifeq ($(shell uname -s),Linux)
 	@echo "sources for Apple platforms only were parsed, not compiled"
 endif
 
-$(TINY)/answers.json: tests/swift/tiny_bundle.py convert/ss_convert/graph/interface.py ss_device/bundle.py | $(INSTALLED)
-	@echo "converting a tiny random bundle for the Swift tests ..."
+$(TINY)/answers.json: tests/swift/tiny_bundle.py convert/ss_convert/graph/interface.py convert/ss_convert/coreai_stage.py \
+    ss_device/bundle.py | $(INSTALLED)
+	@echo "converting tiny random bundles for the Swift tests ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.swift.export_traces bundle --output $(TINY) >/dev/null
 
 models: $(INSTALLED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.text import Text
@@ -23,6 +24,8 @@ from ss_runtime.commands.generate import Session, run_prompt
 from ss_runtime.settings import RuntimeSettings, default_dtype
 from ss_runtime.tokenization import load_tokenizer
 
+# The asset in float32 alone: the wheel's runtime takes half a second for a call.
+REPLAYED = ("mlx:float32", "executor:float32", "executor:float16", "coreai:float32")
 TUNING_QUESTIONS = 20
 """At most so many of the other questions decide which draft is the fastest."""
 
@@ -31,8 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code (1: a check of the tour failed)."""
     parser = CommandParser(
         prog="demo",
-        description="Convert the adapter to Core ML and MLX, answer questions drawn step by step, run one "
-        "on the Core ML package, time them with drafts and without, replay the golden traces.",
+        description="Convert the adapter to Core ML, MLX and, where it is installed, Core AI; answer "
+        "questions drawn step by step, run one on the Core ML package and one on the Core AI asset, time "
+        "them with drafts and without, replay the golden traces.",
         example="python -m scripts.demo --questions 5",
     )
     parser.add_argument("--adapter", default="sqlctx", metavar="NAME")
@@ -56,17 +60,23 @@ def tour(arguments: argparse.Namespace) -> int:
     name = default_backend(bundle, adapter)
     _heading(f"2. {len(rows)} questions on {name}, one line per model call")
     first = _answer(bundle, adapter, rows, name)
-    _heading("3. the first question on the Core ML package, run by the reference executor")
-    same = _answer(bundle, adapter, rows[:1], "executor") == first[:1]
-    print(f"the same tokens as {name}'s: {'yes' if same else 'NO'}")
+    others = {"executor": "the Core ML package, run by the reference executor"}
+    if adapter.coreai:
+        others["coreai"] = "the Core AI asset, run by Apple's own runtime"
+    for number, (other, what) in enumerate(others.items(), 3):
+        _heading(f"{number}. the first question on {what}")
+        same = _answer(bundle, adapter, rows[:1], other) == first[:1]
+        print(f"the same tokens as {name}'s: {'yes' if same else 'NO'}")
+    number = len(others) + 3
     if name == "mlx":
-        _heading("4. the same questions without drafts and with those that suit this machine best")
-        others = prompts_from_file(file, adapter.prompt, arguments.questions + TUNING_QUESTIONS)
-        others = others[arguments.questions :] or rows
-        if not side_by_side(bundle, adapter, rows, others):
+        _heading(f"{number}. the same questions without drafts and with those that suit this machine best")
+        tuning = prompts_from_file(file, adapter.prompt, arguments.questions + TUNING_QUESTIONS)
+        tuning = tuning[arguments.questions :] or rows
+        if not side_by_side(bundle, adapter, rows, tuning):
             return 1
-    _heading("5. ss-validate: every back end replays what the PyTorch reference recorded")
-    status = validate.main([str(output)])
+    _heading(f"{number + 1}. ss-validate: every back end replays what the PyTorch reference recorded")
+    replayed = REPLAYED if adapter.coreai else REPLAYED[:-1]
+    status = validate.main([str(output), *(word for name in replayed for word in ("--backend", name))])
     print(f"\ndemo done in {time.perf_counter() - started:.0f} s")
     # Half precision may settle a near tie otherwise; ss-validate judges that, not this comparison.
     return status
@@ -82,10 +92,11 @@ def _convert(adapter: str, output: Path) -> int:
     from ss_convert.command import main as convert
     from ss_convert.conversion import existing_bundle
     from ss_convert.planning import plan_conversion
-    from ss_convert.settings import ConversionSettings
+    from ss_convert.settings import DEFAULT_TARGETS, ConversionSettings
 
-    words = ["--adapter", adapter, "--output", str(output)]
-    settings = ConversionSettings(adapters=(adapter,), output=output)
+    targets = (*DEFAULT_TARGETS, "coreai") if find_spec("coreai") else DEFAULT_TARGETS
+    words = ["--adapter", adapter, "--target", ",".join(targets), "--output", str(output)]
+    settings = ConversionSettings(adapters=(adapter,), targets=targets, output=output)
     stale = (output / MANIFEST).is_file()
     if stale and existing_bundle(plan_conversion(settings)):
         stale = False
@@ -97,7 +108,7 @@ def _answer(
 ) -> list[tuple[int, ...]]:
     """Answer the rows' prompts, drawn step by step; their token ids."""
     tokenizer = load_tokenizer(bundle)
-    dtype = "float32" if name == "executor" else default_dtype(name)
+    dtype = "float32" if name in ("executor", "coreai") else default_dtype(name)
     session = Session(
         model=open_backend(bundle, adapter, RuntimeSettings(name, dtype)),
         drafter=Drafter(adapter.num_nodes, bigram_bias=bundle.bigram_bias(adapter)),

@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, COPY = ROOT / "apps/swift", ROOT / "build/swift-mutations"
 TINY = ROOT / "build/swift-tiny"
 LIBRARY, CORE_ML = "Sources/SpeculativeStreaming", "Sources/SpeculativeStreamingCoreML"
+CORE_AI = "Sources/SpeculativeStreamingCoreAI"
 # Tests that need no Python and no package, and those of chained packages.
 TESTS = "TreeTests|SamplingTests|DecodingTests|ReferenceTests|StepInputTests"
+REUSE_TESTS = "onlyTheAddedTokensArePrefilled|theSecondTurnPrefillsOnlyWhatWasAdded"
 CHAIN_TESTS = "everyTreeIsThatOfThePythonStepModel|theGoldenTracesFindWhatTheyFindInOnePackage"
 
 
@@ -61,6 +63,41 @@ MUTATIONS = (
         CHAIN_TESTS,
     ),
     Mutation(
+        "host cache: rows above the pruning layer are taken by node id",
+        f"{CORE_AI}/HostCache.swift",
+        "isAbovePruning[$0] ? accepted.rows : accepted.nodes",
+        "isAbovePruning[$0] ? accepted.nodes : accepted.nodes",
+        CHAIN_TESTS,
+    ),
+    Mutation(
+        "host cache: a chunk is written one slot late",
+        f"{CORE_AI}/CoreAICalls.swift",
+        "count: part.count, slot: length)",
+        "count: part.count, slot: length + 1)",
+        CHAIN_TESTS,
+    ),
+    Mutation(
+        "reuse: a chunk does not see the rows that a step has still to move",
+        f"{LIBRARY}/FunctionStepModel.swift",
+        "needsMove ? pending.slot : common",
+        "needsMove ? common : common",
+        REUSE_TESTS,
+    ),
+    Mutation(
+        "reuse: what a longer text left is taken for committed",
+        f"{LIBRARY}/FunctionStepModel.swift",
+        "committed.removeLast(length - kept)",
+        "committed.removeLast(min(1, length - kept))",
+        REUSE_TESTS,
+    ),
+    Mutation(
+        "session: the whole transcript is prefilled",
+        "Sources/SpeculativeStreamingFoundationModels/SpeculativeExecutor.swift",
+        "reusesText: true)",
+        "reusesText: false)",
+        REUSE_TESTS,
+    ),
+    Mutation(
         "tree: parents are left out without the mean of their bias",
         f"{LIBRARY}/ChildBound.swift",
         "let needed = logSum + mean + Float",
@@ -86,14 +123,14 @@ MUTATIONS = (
     ),
     Mutation(
         "mask of the step's inputs: a node does not see the newest committed slot",
-        f"{CORE_ML}/StepInputs.swift",
-        "AdditiveMask.visible)\n                var node = row",
+        f"{LIBRARY}/StepInputs.swift",
+        "AdditiveMask.visible)\n            var node = row",
         "AdditiveMask.visible)\n"
-        "                columns[length - 1] = AdditiveMask.hidden\n                var node = row",
+        "            columns[length - 1] = AdditiveMask.hidden\n            var node = row",
     ),
     Mutation(
         "commit selection: node ids instead of their rows",
-        f"{CORE_ML}/StepInputs.swift",
+        f"{LIBRARY}/StepInputs.swift",
         "commitRows?.write(padded(pending.rows, -1))",
         "commitRows?.write(padded(pending.nodes, -1))",
     ),
@@ -137,7 +174,7 @@ def main() -> int:
     # Built once as it is; after a mutation only the broken module and its dependents are built again.
     shutil.copytree(PACKAGE, COPY, symlinks=True, ignore=shutil.ignore_patterns(".build"))
     try:
-        if (problem := failure_of_copy(f"{TESTS}|{CHAIN_TESTS}")) != "":
+        if (problem := failure_of_copy(f"{TESTS}|{CHAIN_TESTS}|{REUSE_TESTS}")) != "":
             print(f"the unbroken copy: {problem or 'its tests do not pass'}", file=sys.stderr)
             return 1
         missed = [m.name for m in wanted if not is_caught(m)]

@@ -1,8 +1,8 @@
 // swift-tools-version: 6.0
 import PackageDescription
 
-// Core ML and SwiftUI exist on Apple platforms only. This manifest is a program that runs on the machine that
-// builds: on Linux it leaves out what needs them and adds the stand-in for Core ML that the tests run on.
+// Core ML, Core AI and SwiftUI exist on Apple platforms only. This manifest is a program that runs on the machine
+// that builds: on Linux it leaves out what needs SwiftUI and adds stand-ins for the others, on which the tests run.
 #if os(Linux)
     let isLinux = true
 #else
@@ -11,17 +11,32 @@ import PackageDescription
 
 var dependencies: [Package.Dependency] = []
 var coreML: [Target.Dependency] = ["SpeculativeStreaming"]
-var command: [Target.Dependency] = ["SpeculativeStreaming", "SpeculativeStreamingCoreML"]
+var coreAI: [Target.Dependency] = ["SpeculativeStreaming"]
+var foundationModels: [Target.Dependency] = [
+    "SpeculativeStreaming", "SpeculativeStreamingCoreML", "SpeculativeStreamingCoreAI",
+]
+var command: [Target.Dependency] = ["SpeculativeStreaming", "SpeculativeStreamingCoreML", "SpeculativeStreamingCoreAI"]
 var products: [Product] = [
     .library(name: "SpeculativeStreaming", targets: ["SpeculativeStreaming"]),
     .library(name: "SpeculativeStreamingCoreML", targets: ["SpeculativeStreamingCoreML"]),
+    .library(name: "SpeculativeStreamingCoreAI", targets: ["SpeculativeStreamingCoreAI"]),
+    .library(name: "SpeculativeStreamingFoundationModels", targets: ["SpeculativeStreamingFoundationModels"]),
     .executable(name: "ss-stream", targets: ["ss-stream"]),
 ]
 var targets: [Target] = []
 
 if isLinux {
     coreML.append("CoreML")
-    targets.append(.target(name: "CoreML", path: "Tests/Support/CoreML", exclude: ["README.md"]))
+    coreAI.append("CoreAI")
+    foundationModels += ["CoreML", "CoreAI", "FoundationModels"]
+    targets += [
+        .target(name: "ModelServer", path: "Tests/Support/ModelServer"),
+        .target(
+            name: "CoreML", dependencies: ["ModelServer"], path: "Tests/Support/CoreML", exclude: ["README.md"]),
+        .target(
+            name: "CoreAI", dependencies: ["ModelServer"], path: "Tests/Support/CoreAI", exclude: ["README.md"]),
+        .target(name: "FoundationModels", path: "Tests/Support/FoundationModels", exclude: ["README.md"]),
+    ]
 } else {
     dependencies.append(.package(url: "https://github.com/huggingface/swift-transformers", from: "1.0.0"))
     command.append("SpeculativeStreamingTokenizers")
@@ -47,16 +62,26 @@ if isLinux {
 targets += [
     .target(name: "SpeculativeStreaming"),
     .target(name: "SpeculativeStreamingCoreML", dependencies: coreML),
+    .target(name: "SpeculativeStreamingCoreAI", dependencies: coreAI),
+    .target(name: "SpeculativeStreamingFoundationModels", dependencies: foundationModels),
     .target(name: "SpeculativeChatModel", dependencies: ["SpeculativeStreaming"]),
     .executableTarget(name: "ss-stream", dependencies: command),
     .testTarget(
         name: "SpeculativeStreamingTests", dependencies: ["SpeculativeStreaming", "SpeculativeChatModel"],
         resources: [.copy("Resources")]),
     .testTarget(name: "StreamCommandTests", dependencies: ["SpeculativeStreaming", "ss-stream"]),
+    .target(
+        name: "TinyBundles", dependencies: ["SpeculativeStreaming"], path: "Tests/Support/TinyBundles",
+        resources: [.copy("Resources")]),
     .testTarget(
         name: "SpeculativeStreamingCoreMLTests",
-        dependencies: coreML + ["SpeculativeStreamingCoreML"],
-        resources: [.copy("Resources")]),
+        dependencies: coreML + ["SpeculativeStreamingCoreML", "TinyBundles"]),
+    .testTarget(
+        name: "SpeculativeStreamingCoreAITests",
+        dependencies: coreAI + ["SpeculativeStreamingCoreAI", "TinyBundles"]),
+    .testTarget(
+        name: "SpeculativeStreamingFoundationModelsTests",
+        dependencies: foundationModels + ["SpeculativeStreamingFoundationModels", "TinyBundles"]),
 ]
 
 let package = Package(

@@ -87,7 +87,9 @@ def open_backend(
     settings = settings or RuntimeSettings()
     settings = replace(settings, backend=settings.backend or default_backend(bundle, adapter))
     name, dtype = settings.backend, settings.dtype or default_dtype(settings.backend)
-    _check_options(bundle, adapter, settings)
+    settings.check()
+    if (reason := why_not(name, bundle, adapter)) is not None:
+        raise UserError(f"back end '{name}': {reason}")
     if name == "mlx":
         model = _open_mlx(bundle, adapter, settings)
     elif name == "mlxfn":
@@ -102,22 +104,6 @@ def open_backend(
         model = open_coreml_model(bundle, adapter, settings.compute_units or "all")
     bundle.check_unchanged()
     return model
-
-
-def _check_options(bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings) -> None:
-    """UserError for a setting that the back end does not have, and where it is not to be had here."""
-    name = settings.backend
-    settings.check()
-    if settings.compute_units is not None and name not in ("coreml", "coreai"):
-        raise UserError(f"--compute-units is for back ends 'coreml' and 'coreai', not for '{name}'")
-    if settings.device is not None and name != "reference":
-        raise UserError(f"--device is for back end 'reference', not for '{name}'")
-    if (reason := why_not(name, bundle, adapter)) is not None:
-        raise UserError(f"back end '{name}': {reason}")
-    if settings.quantize is not None and name != "mlx":
-        raise UserError(f"back end '{name}' computes with the bundle's weights: leave --quantize out")
-    if settings.kv_bits is not None and name != "mlx":
-        raise UserError(f"back end '{name}' keeps keys and values as they are: leave --kv-bits out")
 
 
 def _open_mlx(bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings) -> StepModel:

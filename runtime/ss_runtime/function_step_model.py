@@ -7,7 +7,8 @@ reference executor, Core ML and Core AI.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,12 +58,27 @@ class ChainedEngine:
         return passed
 
 
+@dataclass
+class StateCache:
+    """Keys and values of one text in an engine's state.
+
+    length: committed positions; available: the first of them that lie in their slots. The last commit's
+    rows do not yet, and while a call runs nobody knows.
+    """
+
+    state: Any
+    length: int = 0
+    available: int = 0
+    num_bytes = None  # engines do not tell
+
+
 class FunctionStepModel:
     """StepModel over a package's two functions, or those of a chain (ARCHITECTURE.md). One sequence.
 
     A commit is lazy: it is remembered here and carried out at the start of the next step call. `choose`
     needs a package made with `--sampling`: only its limits are not `greedy_only`. adapter_inputs: the
-    adapter's tensors for functions that take them (`ss_device/adapter_inputs.py`).
+    adapter's tensors for functions that take them (`ss_device/adapter_inputs.py`). cache: may be exchanged
+    between two generations (`reused_text.py`).
     """
 
     def __init__(
@@ -75,7 +91,7 @@ class FunctionStepModel:
         adapter_inputs: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self._adapter = dict(adapter_inputs or {})
-        self.functions = functions
+        self.functions, self.config = functions, config
         self.architecture = architecture
         self.limits = StepLimits(
             num_nodes=functions.num_nodes,
@@ -86,32 +102,36 @@ class FunctionStepModel:
             vocab_size=architecture.vocab_size,
         )
         self._prefill_engine, self._step_engine = prefill_engine, step_engine
-        self._gated = config.main_attends_streams
-        self._state = step_engine.make_state()
-        self._length = 0
+        self.cache = StateCache(step_engine.make_state())
         self._last: Verified | None = None
         self._accepted = (0, NOTHING, NOTHING)  # first slot, node ids, rows among the kept
 
     @property
     def length(self) -> int:
         """Committed positions."""
-        return self._length
+        return self.cache.length
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the adapter's tensors that every call is given."""
+        return sum(array.nbytes for array in self._adapter.values())
 
     @property
     def state(self):
         """The engine's state; what a pending commit keeps is still in its scratch slots."""
-        return self._state
+        return self.cache.state
 
-    def prefill(self, tokens: Sequence[int], choose: Choose | None = None) -> Proposal:
+    def prefill(self, tokens: Sequence[int], choose: Choose | None = None, reuse: int = 0) -> Proposal:
         """All but the last prompt token in chunks; the last one as a one-node tree with streams.
 
-        The state is reused: masks hide what an earlier text left in it.
+        The state is reused: masks hide what an earlier text left in it. Its first `reuse` positions, of
+        those available, are kept: the caller knows that they are the prompt's.
         """
         check_prompt(self.limits, tokens)
-        self._length, self._last = 0, None
-        for start in range(0, len(tokens) - 1, self.functions.chunk):
+        self.cache.length, self._last = reuse, None
+        for start in range(reuse, len(tokens) - 1, self.functions.chunk):
             self._prefill_chunk(tokens[start : min(start + self.functions.chunk, len(tokens) - 1)])
-        self._accepted = (self._length, NOTHING, NOTHING)
+        self._accepted = (self.cache.length, NOTHING, NOTHING)
         verified = self.step(root_only(int(tokens[-1])), choose)
         self.commit([0])
         return Proposal(int(verified.chosen[0]), verified.stream_logits)
@@ -126,11 +146,11 @@ class FunctionStepModel:
                 f"{self.functions.package}: '{self.functions.step}' returns no logits to sample from; "
                 f"convert it with --sampling"
             )
-        check_tree(self.limits, tree, self._length)
-        outputs = self._step_engine.predict(self.step_inputs(tree), self._state)
+        check_tree(self.limits, tree, self.cache.length)
+        outputs = self._run(self._step_engine, self.step_inputs(tree))
         self._last = _verified(tree, outputs, choose)
         # The call consumed the scratch rows of the step before.
-        self._accepted = (self._length, NOTHING, NOTHING)
+        self._accepted = (self.cache.length, NOTHING, NOTHING)
         return self._last
 
     def commit(self, path: Sequence[int]) -> None:
@@ -138,21 +158,22 @@ class FunctionStepModel:
         if self._last is None:
             raise ValueError("commit needs a step before it")
         rows = kept_rows(self._last.kept, path)
-        self._accepted = (self._length, np.asarray(path, np.int32), rows)
-        self._length += len(path)
+        self._accepted = (self.cache.length, np.asarray(path, np.int32), rows)
+        self.cache.length += len(path)
         self._last = None
 
     def step_inputs(self, tree: DraftTree) -> dict[str, np.ndarray]:
         """The step function's inputs for `tree`, the pending commit included."""
         size, context, count = self.limits.num_nodes, self.limits.context, tree.num_nodes
+        length = self.cache.length
         slot, nodes, rows = self._accepted
         mask = np.full((size, context + size), MASKED, np.float16)
-        mask[:count, : self._length] = 0
+        mask[:count, :length] = 0
         mask[:, context:][tree.ancestor_mask(size)] = 0
         inputs = {
             # Padding repeats the root: any other id might have an all-zero embedding, a 0/0 in a norm.
             "tokens": _padded(tree.tokens, size, tree.tokens[0])[None],
-            "positions": _padded(self._length + tree.depths, size, self._length),
+            "positions": _padded(length + tree.depths, size, length),
             "parents": _padded(tree.parents, size, -1),
             "mask": mask,
             "commit_position": np.array([slot], np.int32),
@@ -160,23 +181,30 @@ class FunctionStepModel:
         }
         if self.limits.num_kept < size:
             inputs["commit_rows"] = _padded(rows, size, -1)
-        if self._gated:
+        if self.config.main_attends_streams:
             inputs["stream_gate"] = np.zeros(1, np.float16)
         return inputs | self._adapter
 
     def _prefill_chunk(self, tokens: Sequence[int]) -> None:
-        size, context = self.functions.chunk, self.limits.context
+        size, context, length = self.functions.chunk, self.limits.context, self.cache.length
         mask = np.full((size, context + size), MASKED, np.float16)
-        mask[:, : self._length] = 0
+        mask[:, :length] = 0
         mask[:, context:][np.tri(size, dtype=bool)] = 0
         inputs = {
             "tokens": _padded(np.asarray(tokens, np.int32), size, tokens[-1])[None],
-            "position": np.array([self._length], np.int32),
+            "position": np.array([length], np.int32),
             "mask": mask,
             **for_prefill(self._adapter),
         }
-        self._prefill_engine.predict(inputs, self._state)
-        self._length += len(tokens)
+        self._run(self._prefill_engine, inputs)
+        self.cache.length = self.cache.available = length + len(tokens)
+
+    def _run(self, engine: Engine, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """One call; what was committed before it then lies in its slots."""
+        self.cache.available = 0
+        outputs = engine.predict(inputs, self.cache.state)
+        self.cache.available = self.cache.length
+        return outputs
 
 
 def _verified(tree: DraftTree, outputs: Mapping[str, np.ndarray], choose: Choose | None) -> Verified:

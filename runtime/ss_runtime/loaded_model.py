@@ -24,6 +24,7 @@ from ss_runtime.backends import default_backend, load_openblas, open_backend
 from ss_runtime.chat_prompt import ChatPrompt
 from ss_runtime.drafts import choose_drafts
 from ss_runtime.plain_base import CONFIG, MAX_TOKENS, NUM_NODES, base_name, plain_base
+from ss_runtime.reused_text import ReusingModel
 from ss_runtime.settings import DraftSettings, RuntimeSettings
 from ss_runtime.tokenization import BundleTokenizer
 
@@ -232,7 +233,7 @@ def _of_folder(
 ) -> SpeculativeModel:
     """A base folder, alone or with the adapter of an adapter folder."""
     load_openblas()
-    from ss_runtime.mlx.cached_text import CachedText, ReusingModel
+    from ss_runtime.mlx.cached_text import CachedText
     from ss_runtime.mlx.loading import LoadedFolder
 
     base = LoadedFolder(folder, settings.dtype, settings.quantize)

@@ -18,9 +18,9 @@ from ss_device.errors import UserError
 from ss_device.outputs import check_output_folder, folder_in_one_go, holds_only
 from ss_device.trace import TRACED_TOKENS, Recorded, Trace, load_traces, save_traces, trace_record
 from ss_runtime.backends import open_reference, why_not
-from ss_runtime.settings import RuntimeSettings
+from ss_runtime.settings import FUNCTION_BACKENDS, RuntimeSettings
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
-from ss_runtime.validation import OF_GRAPHS, stored_golden
+from ss_runtime.validation import stored_golden
 
 PATTERNS = ("*.json", "*.safetensors")
 
@@ -171,5 +171,5 @@ def why_not_replayed(bundle: Bundle, adapter: BundledAdapter, backend: str) -> s
 
 def weights_are_exact(bundle: Bundle, backend: str, origin: Recorded) -> bool:
     """Whether a back end computes with the very weights of a float32 recording, which reads MLX's file."""
-    same = backend not in OF_GRAPHS or bundle.manifest.made.exact_weights
+    same = backend not in FUNCTION_BACKENDS or bundle.manifest.made.exact_weights
     return same and origin.dtype == "float32"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import dataclass, replace
 
-from ss_device.bundle import Bundle, BundledAdapter
+from ss_device.bundle import Bundle, BundledAdapter, StepFunctions
 from ss_device.command_line import DEVICES, device_help, positive
 from ss_device.config import PRUNE_OVER
 from ss_device.decoding import SHAPES, Drafter
@@ -27,6 +28,11 @@ DTYPES = {
     "mlxfn": ("float16", "float32", "bfloat16"),
 }
 BACKENDS = tuple(DTYPES)
+# Those that run the functions of assets and packages, by the entry of an adapter that names its own.
+FUNCTION_BACKENDS = {"coreai": "coreai", "coreml": "coreml", "executor": "coreml"}
+# What a server and a benchmark can run.
+SERVING_BACKENDS = ("mlx", *FUNCTION_BACKENDS)
+WITH_UNITS = ("coreml", "coreai")
 QUANTIZATIONS = ("4", "8", "mxfp4")
 KV_BITS = (4, 8)
 STREAM_ROWS = ("kept", "accepted", "none")
@@ -84,14 +90,30 @@ class RuntimeSettings:
         return self if adapter.config.main_attends_streams else replace(self, stream_rows="none")
 
     def check(self) -> None:
-        """Raise UserError for a back end or a dtype that does not exist."""
-        if self.backend is not None and self.backend not in DTYPES:
-            raise UserError(f"unknown back end '{self.backend}' (known: {', '.join(BACKENDS)})")
-        known = DTYPES.get(self.backend)
-        if None not in (known, self.dtype) and self.dtype not in known:
-            raise UserError(
-                f"back end '{self.backend}' does not compute in {self.dtype} (known: {', '.join(known)})"
-            )
+        """Raise UserError for a back end or a dtype that does not exist, or what the back end lacks."""
+        name = self.backend
+        if name is None:
+            return
+        if name not in DTYPES:
+            raise UserError(f"unknown back end '{name}' (known: {', '.join(BACKENDS)})")
+        if self.dtype not in (None, *DTYPES[name]):
+            known = ", ".join(DTYPES[name])
+            raise UserError(f"back end '{name}' does not compute in {self.dtype} (known: {known})")
+        if self.compute_units is not None and name not in WITH_UNITS:
+            raise UserError(f"--compute-units is for back ends 'coreml' and 'coreai', not for '{name}'")
+        if self.device is not None and name != "reference":
+            raise UserError(f"--device is for back end 'reference', not for '{name}'")
+        if self.quantize is not None and name != "mlx":
+            raise UserError(f"back end '{name}' computes with the bundle's weights: leave --quantize out")
+        if self.kv_bits is not None and name != "mlx":
+            raise UserError(f"back end '{name}' keeps keys and values as they are: leave --kv-bits out")
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """`--backend` of commands that run on MLX unless told otherwise."""
+    parser.add_argument(
+        "--backend", choices=SERVING_BACKENDS, default="mlx", help="what runs the bundle (default: mlx)"
+    )
 
 
 @dataclass(frozen=True)
@@ -171,6 +193,11 @@ class SamplingSettings:
             "frequency": self.frequency_penalty,
         }
         return build_sampler(self.temp, said, penalties, self.lossy_typical)
+
+
+def functions_of(backend: str, adapter: BundledAdapter) -> StepFunctions | None:
+    """What a back end runs of the adapter; None: it runs no functions, or the bundle has none for it."""
+    return getattr(adapter, FUNCTION_BACKENDS[backend]) if backend in FUNCTION_BACKENDS else None
 
 
 def default_dtype(backend: str) -> str:

@@ -16,6 +16,7 @@ from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.errors import UserError
 from ss_device.step_model import StepModel, Verified
 from ss_device.trace import Recorded, Trace, TraceStep
+from ss_runtime.settings import functions_of
 
 
 @dataclass(frozen=True)
@@ -178,13 +179,9 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-# Back end → the entry of an adapter that says where its functions are.
-OF_GRAPHS = {"executor": "coreml", "coreml": "coreml", "coreai": "coreai"}
-
-
 def stored_golden(adapter: BundledAdapter, backend: str) -> str | None:
     """Traces with the weights as the package or asset of a back end stores them, if they are compressed."""
-    functions = getattr(adapter, OF_GRAPHS[backend]) if backend in OF_GRAPHS else None
+    functions = functions_of(backend, adapter)
     return None if functions is None else functions.golden
 
 

@@ -127,7 +127,7 @@ def test_the_commands_choose_the_engines(mac, bundle, refuses):
     validate = [str(bundle), "--limit", "1", "--json", "--backend", "coreml"]
     assert ss_validate([*validate, "--compute-units", "cpu"]) == 0
     assert {units for *_, units in mac.made[2:]} == {ct.ComputeUnit.CPU_ONLY}
-    says = ("--compute-units is for back end 'coreml'", "executor")
+    says = ("--compute-units is for back ends 'coreml'", "executor")
     refuses(ss_generate, *options, "--backend", "executor", "--compute-units", "gpu", says=says)
     says = ("--compute-units is for --backend coreml",)
     refuses(ss_validate, bundle, "--backend", "executor", "--compute-units", "gpu", says=says)

@@ -14,8 +14,8 @@ from ss_device.decoding import Drafter, decode
 from ss_device.errors import UserError
 from ss_device.prompt_lookup import PromptLookup
 from ss_runtime.mlx.adapter_bank import AdapterBank
-from ss_runtime.mlx.cached_text import cache_content
 from ss_runtime.mlx.loading import load_model
+from ss_runtime.reused_text import cache_content
 from ss_runtime.settings import RuntimeSettings
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model
@@ -242,5 +242,5 @@ def test_bad_caches_are_refused(bundle, bank, tmp_path):
         text.load(file, 100)
     with pytest.raises(UserError, match="no such file"):
         text.load(tmp_path / "none", 100)
-    with pytest.raises(UserError, match="dtype"):
+    with pytest.raises(UserError, match="does not compute in int7"):
         AdapterBank(bundle, RuntimeSettings(dtype="int7"))

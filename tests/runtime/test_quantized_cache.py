@@ -25,10 +25,11 @@ from ss_runtime.commands.generate import main as ss_generate
 from ss_runtime.commands.serve import main as ss_serve
 from ss_runtime.mlx import kv_cache
 from ss_runtime.mlx.adapter_bank import AdapterBank
-from ss_runtime.mlx.cached_text import CachedText, ReusingModel, cache_content
+from ss_runtime.mlx.cached_text import CachedText
 from ss_runtime.mlx.kv_cache import KVCache, read_keys_values, write_keys_values
 from ss_runtime.mlx.layers import attend
 from ss_runtime.mlx.packed_rows import BITS
+from ss_runtime.reused_text import ReusingModel, cache_content
 from ss_runtime.settings import KV_BITS, RuntimeSettings
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, SHARED, mlx_model, random_tree

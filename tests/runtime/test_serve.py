@@ -10,14 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
-import uvicorn
 
 from ss_device.decoding import Drafter
 from ss_runtime.commands.serve import main
@@ -33,6 +31,7 @@ from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import device_name
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, SHARED
+from tests.runtime.running_server import requests_held, served
 
 QUEUE, BODY, TOKENS = 2, 4000, 150
 JSON = {"Content-Type": "application/json"}
@@ -52,16 +51,8 @@ def address(bundle):
         DraftSettings(lookup=True),
         ServeSettings(queue=QUEUE),
     )
-    app = make_app(engine, BODY, TOKENS, report_cached=True)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
-    assert not thread.is_alive()
+    with served(make_app(engine, BODY, TOKENS, report_cached=True)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +271,7 @@ def test_a_defect_in_the_middle_of_a_stream(client, address, expected, monkeypat
     error = json.loads(last.removeprefix("data: "))["error"]
     assert error["code"] == 500 and "internal error" in error["message"]
     assert "a defect" in caplog.text
-    assert _requests(address, 0) == 0
+    assert requests_held(address, 0) == 0
     answer = client.completions.create(model="one", prompt="Hello", max_tokens=12)
     assert answer.choices[0].text == expected("one", "Hello")
 
@@ -347,14 +338,6 @@ def test_many_clients_some_of_which_leave(client, address, expected):
     assert running == 0
 
 
-def _requests(address, wanted):
-    """Requests that run or wait, once they are as many as wanted or ten seconds have passed."""
-    deadline = time.time() + 10
-    while (found := httpx.get(f"{address}/health").json()["requests"]) != wanted and time.time() < deadline:
-        time.sleep(0.02)
-    return found
-
-
 def test_waiting_clients_that_leave_free_their_places(client, address, bundle, expected, monkeypatch):
     """A full queue of whole answers, streams and adapter changes whose sockets close before their turn."""
     step = MLXStepModel.step
@@ -370,17 +353,17 @@ def test_waiting_clients_that_leave_free_their_places(client, address, bundle, e
                 connection = http.client.HTTPConnection(host, int(port))
                 connection.request(method, route, json.dumps(body), JSON)
                 sockets.append(connection)
-            assert _requests(address, 1 + QUEUE) == 1 + QUEUE
+            assert requests_held(address, 1 + QUEUE) == 1 + QUEUE
             assert httpx.post(f"{address}/v1/completions", json=ask).status_code == 429
             for connection in sockets:
                 connection.close()
-            assert _requests(address, 1) == 1
+            assert requests_held(address, 1) == 1
         with ThreadPoolExecutor(1) as pool:
             late = pool.submit(client.completions.create, model="two", prompt="Hello", max_tokens=12)
-            assert _requests(address, 2) == 2
+            assert requests_held(address, 2) == 2
             events.close()
             assert late.result().choices[0].text == expected("two", "Hello")
-    assert _requests(address, 0) == 0
+    assert requests_held(address, 0) == 0
 
 
 def _no_limit(function, number):
@@ -431,7 +414,7 @@ import ss_runtime.commands.serve as command
 from ss_runtime.mlx.step_model import MLXStepModel
 command.SHUTDOWN_SECONDS = 0.5
 step = MLXStepModel.step
-MLXStepModel.step = lambda *arguments: (time.sleep(0.1), step(*arguments))[1]
+MLXStepModel.step = lambda *a, **k: (time.sleep(0.1), step(*a, **k))[1]
 sys.exit(command.main(sys.argv[1:]))
 """
 

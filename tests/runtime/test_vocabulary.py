@@ -11,9 +11,10 @@ from ss_device.errors import UserError
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.reference.stream_model import load_stream_model
 from ss_device.tree import root_only, tree_from_parents
-from ss_runtime.mlx.cached_text import CachedText, ReusingModel
+from ss_runtime.mlx.cached_text import CachedText
 from ss_runtime.mlx.function_export import export_functions, functions_of
 from ss_runtime.mlx.function_model import FunctionModel
+from ss_runtime.reused_text import ReusingModel
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from tests.runtime.bundles import make_bundle
 from tests.runtime.mlx_cases import CONFIGS, PROMPT, mlx_model

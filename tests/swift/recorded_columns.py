@@ -16,7 +16,7 @@ from ss_device.tree import BigramBias
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "apps/swift/Tests"
 RESOURCES = TESTS / "SpeculativeStreamingTests/Resources"
-INPUT_RESOURCES = TESTS / "SpeculativeStreamingCoreMLTests/Resources"
+INPUT_RESOURCES = TESTS / "Support/TinyBundles/Resources"
 SHAPES = ("best-first", "chain", "k-ary")
 KINDS = ("smooth", "ties")
 

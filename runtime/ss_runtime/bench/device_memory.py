@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 
 class MemoryLedger:
     """Bytes of live MLX arrays that each method holds, and the most that it held in a counted run.
 
-    held: from what opening and running it left behind (weights, key and value buffers). peaks: that and
-    what a run took on top. Methods outside MLX are in neither.
+    methods: those that compute with MLX; others are in neither table. held: from what opening and running
+    one left behind (weights, key and value buffers). peaks: that and what a run took on top.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, methods: Collection[str] = ()) -> None:
+        self._methods = methods
         self.held: dict[str, int] = {}
         self.peaks: dict[str, int] = {}
 
     @contextmanager
     def account(self, name: str, counted: bool = True) -> Iterator[None]:
         """Charge to `name` what the block allocates and frees; counted: its peak as well."""
-        if name.startswith("hf"):
+        if name not in self._methods:
             yield
             return
         import mlx.core as mx

@@ -49,7 +49,7 @@ Method = Callable[[Sequence[int], int], Run]
 class Setting:
     """What the methods share. base, draft: Hugging Face folders, for methods that load one.
 
-    runtime: of ours; draft_tokens: how far mlx-lm's draft model writes ahead.
+    runtime: of ours, back end said; draft_tokens: how far mlx-lm's draft model writes ahead.
     """
 
     bundle: Bundle
@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def dtype(self) -> str:
-        return self.runtime.dtype or default_dtype("mlx")
+        return self.runtime.dtype or default_dtype(self.runtime.backend)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -97,16 +97,25 @@ def drafter_of(name: str, setting: Setting) -> Drafter | AdaptiveDrafter | Promp
 
 
 def tuned_choice(setting: Setting) -> DraftChoice | AdaptiveChoice:
-    """What `ss-bench tune` chose. Raises UserError where it did not run."""
-    app = setting.adapter.app
+    """What `ss-bench tune` chose. Raises UserError where it did not run, and off MLX, which it is of."""
+    app, backend = setting.adapter.app, setting.runtime.backend
+    if backend != "mlx":
+        raise UserError(
+            f"ss-bench tune chooses for MLX, not for back end '{backend}': leave 'ss-tuned' out"
+        )
     choice = read_tuning(setting.bundle, app, setting.dtype)
     if choice is None:
         raise UserError(f"{setting.bundle.path}: no tuning for '{app}' in {setting.dtype} (ss-bench tune)")
     return choice
 
 
+def uses_mlx(name: str, backend: str) -> bool:
+    """Whether a method computes with MLX. backend: of ours."""
+    return name.startswith("mlx-lm") or (name in OURS and backend == "mlx")
+
+
 class OurMethod:
-    """A drafter of ours on the bundle's MLX model."""
+    """A drafter of ours on the setting's back end."""
 
     def __init__(self, name: str, setting: Setting) -> None:
         self._name, self._setting = name, setting
@@ -114,7 +123,7 @@ class OurMethod:
         if name == "ss-tuned":
             kept = tuned_choice(setting).num_kept or setting.adapter.num_nodes
         self.forget()
-        settings = replace(setting.runtime, backend="mlx", num_kept=kept)
+        settings = replace(setting.runtime, num_kept=kept)
         if self._drafter.num_nodes == 1 or not getattr(self._drafter, "use_streams", False):
             settings = settings.without_streams(setting.adapter)
         model = open_backend(setting.bundle, setting.adapter, settings)

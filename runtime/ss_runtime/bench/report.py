@@ -34,7 +34,7 @@ def markdown(result: dict) -> str:
     """The table of one result."""
     bits = f", keys and values in {result['kv_bits']} bits" if result.get("kv_bits") else ""
     lines = [
-        f"{result['prompts']} prompts, {result['dtype']}{bits}, {result['device']}, "
+        f"{result['prompts']} prompts, {result['backend']} in {result['dtype']}{bits}, {result['device']}, "
         f"BLAS threads: {result['blas_threads'] or 'not known'}",
         "",
         "| " + " | ".join(COLUMNS) + " |",
@@ -99,6 +99,7 @@ def read_result(path: Path) -> dict:
     check_numbers(raw, str(path))
     if raw.get("format_version") not in READABLE or not isinstance(raw.get("methods"), dict):
         raise UserError(f"{path}: not a result of ss-bench run (format version {FORMAT_VERSION})")
+    raw.setdefault("backend", "mlx")  # there was no other
     for name, found in raw["methods"].items():
         if not (isinstance(found, dict) and _is_method(found)):
             raise UserError(f"{path}: the figures of method '{name}' are missing or wrong")
@@ -145,7 +146,7 @@ def compare(before: dict, after: dict) -> dict:
     shared = [name for name in before["methods"] if name in after["methods"]]
     if not shared:
         raise UserError("the two results have no method in common")
-    keys = ("device", "dtype", "adapter", "prompts", "max_tokens", "blas_threads")
+    keys = ("device", "backend", "dtype", "adapter", "prompts", "max_tokens", "blas_threads")
     differences = {k: [before.get(k), after.get(k)] for k in keys if before.get(k) != after.get(k)}
     methods = {n: _compared(before["methods"][n], after["methods"][n]) for n in shared}
     return {"methods": methods, "differences": differences}

@@ -27,14 +27,14 @@ from ss_device.errors import UserError
 from ss_device.outputs import check_new_file
 from ss_device.settings import add_settings, settings_of
 from ss_device.step_model import StepLimits
-from ss_runtime.backends import blas_threads, load_openblas, open_backend
+from ss_runtime.backends import blas_threads, open_backend
 from ss_runtime.bench import report
 from ss_runtime.bench.cost_table import tuning_costs
 from ss_runtime.bench.device_memory import MemoryLedger
 from ss_runtime.bench.plots import check_plot_file, plot_applications, plot_result
 from ss_runtime.bench.recorded_ranks import path_shares
 from ss_runtime.bench.settings import BenchPrompts, BenchSettings
-from ss_runtime.settings import RuntimeSettings, default_dtype
+from ss_runtime.settings import RuntimeSettings, add_backend, default_dtype, functions_of
 from ss_runtime.tokenization import load_tokenizer
 from ss_runtime.tuning import FILE, device_name, write_tuning
 
@@ -70,7 +70,8 @@ def _parser() -> CommandParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     run = commands.add_parser("run", help="methods interleaved over the same prompts")
     _add_work(run)
-    add_settings(run, RuntimeSettings, only=("dtype", "kv_bits"))
+    add_backend(run)
+    add_settings(run, RuntimeSettings, only=("dtype", "compute_units", "kv_bits"))
     add_settings(run, BenchSettings)
     run.set_defaults(body=_run)
     tune = commands.add_parser("tune", help=f"choose nodes and shape for this device, write {FILE}")
@@ -141,22 +142,22 @@ def _by_adapter(
 
 def _open(path: Path, asked: BenchPrompts, runtime: RuntimeSettings) -> BenchWork:
     """Bundle, adapter and prompts; what does not fit is refused here."""
+    runtime = replace(runtime, backend=runtime.backend or "mlx")
+    runtime = replace(runtime, dtype=runtime.dtype or default_dtype(runtime.backend))
+    runtime.check()
     bundle = open_bundle(path)
     adapter = bundle.adapter(asked.adapter)
     tokenizer = load_tokenizer(bundle)
     texts = prompts_from_file(asked.input, adapter.prompt, asked.limit) if asked.input else []
     max_tokens = asked.max_tokens or adapter.max_tokens
-    limits = StepLimits(
-        adapter.num_nodes, adapter.num_nodes, 0, bundle.manifest.architecture.default_context
-    )
+    functions = functions_of(runtime.backend, adapter)
+    context = functions.context if functions else bundle.manifest.architecture.default_context
+    limits = StepLimits(adapter.num_nodes, adapter.num_nodes, 0, context)
     prompts: list[list[int]] = []
     for _, text in texts:
         with row_errors(asked.input, len(prompts)):
             prompts.append(tokenizer.encode(text))
             check_request(limits, 1, len(prompts[-1]), max_tokens)
-    load_openblas()
-    runtime = replace(runtime, backend="mlx", dtype=runtime.dtype or default_dtype("mlx"))
-    runtime.check()
     return BenchWork(bundle, adapter, prompts, max_tokens, runtime)
 
 
@@ -182,7 +183,9 @@ def _measured(work: BenchWork, names: list[str], settings: BenchSettings) -> dic
     shared = methods.Setting(
         work.bundle, work.adapter, work.runtime, settings.base, settings.draft, settings.draft_tokens
     )
-    memory, opened = MemoryLedger(), {}
+    on_mlx = [name for name in names if methods.uses_mlx(name, work.runtime.backend)]
+    threads = blas_threads() if on_mlx else None  # loaded before MLX is
+    memory, opened = MemoryLedger(on_mlx), {}
     for name in names:
         with memory.account(name, counted=False):
             opened[name] = methods.open_method(name, shared)
@@ -194,8 +197,10 @@ def _measured(work: BenchWork, names: list[str], settings: BenchSettings) -> dic
         "format_version": report.FORMAT_VERSION,
         "version": program_version(),
         "device": device_name(),
+        "backend": work.runtime.backend,
         "dtype": work.dtype,
-        "blas_threads": blas_threads(),
+        "compute_units": work.runtime.compute_units,
+        "blas_threads": threads,
         "kv_bits": work.runtime.kv_bits,
         "adapter": work.adapter.app,
         "base": work.bundle.manifest.base.name,

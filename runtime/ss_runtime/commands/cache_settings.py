@@ -11,6 +11,7 @@ from ss_device.errors import UserError
 from ss_device.outputs import check_writable
 from ss_device.settings import setting
 from ss_device.step_model import StepModel
+from ss_runtime.reused_text import ReusingModel, cache_content
 from ss_runtime.settings import RuntimeSettings, default_dtype
 
 
@@ -44,7 +45,7 @@ def with_cache(
     cache: CacheSettings,
 ) -> tuple[StepModel, list[dict]]:
     """An MLX model that reuses the prefix shared with the previous text, and the messages of its file."""
-    from ss_runtime.mlx.cached_text import CachedText, ReusingModel, cache_content
+    from ss_runtime.mlx.cached_text import CachedText
 
     settings = replace(settings, dtype=settings.dtype or default_dtype("mlx"))
     text = CachedText(cache_content(bundle, adapter, settings), model.cache)

@@ -19,7 +19,7 @@ from ss_runtime.backends import load_openblas
 from ss_runtime.serve.listening import listen, make_server, place, resolve
 from ss_runtime.serve.printable import printable
 from ss_runtime.serve.settings import AccessSettings, AddressSettings, ConnectionSettings, ServeSettings
-from ss_runtime.settings import DraftSettings, RuntimeSettings
+from ss_runtime.settings import DraftSettings, RuntimeSettings, add_backend
 from ss_runtime.tuning import untuned_hint
 
 # Running answers get this long after a signal; the call that runs then must end within the second time.
@@ -44,7 +44,8 @@ def _parser() -> CommandParser:
         "--bundle", type=Path, required=True, metavar="DIR", help="bundle folder made by ss-convert"
     )
     add_settings(parser, AddressSettings)
-    add_settings(parser, RuntimeSettings, only=("dtype", "quantize", "kv_bits"))
+    add_backend(parser)
+    add_settings(parser, RuntimeSettings, only=("dtype", "quantize", "compute_units", "kv_bits"))
     add_settings(parser, DraftSettings, only=("nodes", "lookup"))
     for settings in (ServeSettings, AccessSettings, ConnectionSettings):
         add_settings(parser, settings)
@@ -75,7 +76,9 @@ def serve(
     connections: ConnectionSettings,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM, which end the process once running answers ended or were cut."""
-    if not (bundle.path / MLX_BASE).is_file():
+    runtime.check()
+    on_mlx = runtime.backend in (None, "mlx")
+    if on_mlx and not (bundle.path / MLX_BASE).is_file():
         raise UserError(f"{bundle.path}: the bundle has no MLX weights (ss-convert --target mlx)")
     family, address = resolve(at.host, at.port)
     rules = access.rules(at.host, address, os.environ.get(KEY_VARIABLE))
@@ -86,7 +89,8 @@ def serve(
         from ss_runtime.serve.engine import Engine
     except ImportError as error:
         raise UserError("ss-serve needs starlette and uvicorn: pip install 'ss-device[runtime]'") from error
-    load_openblas()
+    if on_mlx:
+        load_openblas()
     with listen(at.host, at.port, family, address) as socket:  # before anything heavy is loaded
         engine = Engine(bundle, runtime, drafts, settings, access.forget_prompts)
         app = make_app(engine, settings.body_limit, settings.max_tokens, rules, access.report_cached)
@@ -105,8 +109,8 @@ def serve(
 
 
 def _announce(engine, bundle: Bundle, where: str) -> None:
-    models = ", ".join([*engine.bank.names, engine.bank.base_name])
-    print(f"{printable(models)} at http://{where}/v1 (Ctrl-C stops it)", file=sys.stderr)
+    models, on = printable(", ".join(engine.bank.models)), " in ".join(engine.runs_on.values())
+    print(f"{models} at http://{where}/v1 on {on} (Ctrl-C stops it)", file=sys.stderr)
     if engine.untuned:
         print(untuned_hint(bundle, engine.untuned), file=sys.stderr)
 

@@ -25,13 +25,12 @@ from ss_runtime.backends import open_backend, why_not
 from ss_runtime.commands.replay_table import origin_text, print_replays
 from ss_runtime.coreml.engines import COMPUTE_UNITS
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact, why_not_replayed
-from ss_runtime.settings import DTYPES, RuntimeSettings, default_dtype
+from ss_runtime.settings import DTYPES, WITH_UNITS, RuntimeSettings, default_dtype
 from ss_runtime.tokenization import BundleTokenizer, load_tokenizer
 from ss_runtime.validation import TOLERANCES, ReplayOutcome, golden_of, has_exact_weights, replay_traces
 
 DEFAULTS = (("mlx", "float32"), ("executor", "float32"), ("executor", "float16"))
 OF_ASSETS = (("coreai", "float32"), ("coreai", "float16"))
-WITH_UNITS = ("coreml", "coreai")
 RECORDING = "recording, with PyTorch on the bundle's own weights"
 
 

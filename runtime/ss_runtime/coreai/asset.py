@@ -26,7 +26,7 @@ LOCAL = "USE_LOCAL_COREAI"
 
 
 class OpenAsset:
-    """An asset ready to run; its functions hold it open.
+    """An asset ready to run, each of its functions loaded once.
 
     dtype: `float16` as the asset says, `float32` for the same graph without rounding; on the local runtime
     a program is made for it (`programs.py`), but for `unchanged`; units: as in COMPUTE_UNITS.
@@ -36,6 +36,7 @@ class OpenAsset:
         _prepare()
         self.path = path
         self._files = AsyncExitStack()
+        self._functions: dict[str, Any] = {}
         with library_errors(f"{path}: Core AI cannot load it"), _quiet():
             self._model = waited_for(self._open(dtype, units))
 
@@ -56,12 +57,19 @@ class OpenAsset:
             asset = program.save_asset(Path(folder) / "local.aimodel")
             return await self._files.enter_async_context(asset.executable())
 
+    @property
+    def function_names(self) -> tuple[str, ...]:
+        """Names of the asset's functions."""
+        return tuple(self._model.function_names)
+
     def function(self, name: str) -> Any:
         """A function of the asset. UserError where it has none of that name."""
-        if name not in self._model.function_names:
+        if name not in self.function_names:
             raise UserError(f"{self.path}: has no function '{name}'")
-        with library_errors(f"{self.path}: Core AI cannot load '{name}'"), _quiet():
-            return self._model.load_function(name)
+        if name not in self._functions:
+            with library_errors(f"{self.path}: Core AI cannot load '{name}'"), _quiet():
+                self._functions[name] = self._model.load_function(name)
+        return self._functions[name]
 
 
 def is_installed() -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -28,11 +30,8 @@ def open_coreai_model(
     functions = adapter.coreai
     if functions is None:
         raise UserError(f"{bundle.path}: adapter '{adapter.app}' has no Core AI asset in this bundle")
-    for name in functions.packages:
-        _check_unchanged(bundle, name)
-    engines = asset_engines(
-        bundle.path, functions, adapter.config, bundle.manifest.architecture, dtype, compute_units
-    )
+    assets = [_opened(bundle, name, dtype, compute_units) for name in functions.packages]
+    engines = _engines(assets, functions, adapter.config, bundle.manifest.architecture)
     return open_step_model(bundle, adapter, functions, engines)
 
 
@@ -44,8 +43,21 @@ def asset_engines(
     dtype: str = "float16",
     compute_units: str = "all",
 ) -> tuple[Engine, Engine]:
-    """Engines of the prefill and the step function. folder: what paths of assets are relative to."""
+    """Engines of the prefill and the step function, of assets opened for them alone.
+
+    folder: what paths of assets are relative to.
+    """
     assets = [OpenAsset(folder / name, dtype, compute_units) for name in functions.packages]
+    return _engines(assets, functions, config, architecture)
+
+
+def _engines(
+    assets: Sequence[OpenAsset],
+    functions: StepFunctions,
+    config: SpeculativeConfig,
+    architecture: Architecture,
+) -> tuple[Engine, Engine]:
+    """Engines over opened assets, one per part."""
     first_msa_layer = architecture.num_layers - config.num_msa_layers
 
     def engine(part: int, name: str) -> Engine:
@@ -58,13 +70,31 @@ def asset_engines(
     return chained(functions, engine)
 
 
-def _check_unchanged(bundle: Bundle, asset: str) -> None:
-    """UserError unless the asset's files are those of the conversion, by digest."""
-    files = {n: f for n, f in bundle.manifest.files.items() if n.startswith(f"{asset}/")}
+# Assets in use, by path, digests of their files, dtype and units: all adapters of a bundle, and all models
+# of an adapter, run on one.
+_in_use: WeakValueDictionary[tuple, OpenAsset] = WeakValueDictionary()
+_opening = Lock()
+
+
+def _opened(bundle: Bundle, name: str, dtype: str, units: str) -> OpenAsset:
+    """The asset, opened where this process does not use it already."""
+    files = {n: f.sha256 for n, f in bundle.manifest.files.items() if n.startswith(f"{name}/")}
     if not files:
-        raise UserError(f"{bundle.path}: the manifest names no files of '{asset}'")
-    for name, entry in files.items():
-        if sha256(bundle.path / name) != entry.sha256:
+        raise UserError(f"{bundle.path}: the manifest names no files of '{name}'")
+    path = bundle.path / name
+    key = (path.resolve(), tuple(sorted(files.items())), dtype, units)
+    with _opening:
+        asset = _in_use.get(key)
+        if asset is None:
+            _check_unchanged(bundle, files)
+            asset = _in_use[key] = OpenAsset(path, dtype, units)
+    return asset
+
+
+def _check_unchanged(bundle: Bundle, files: Mapping[str, str]) -> None:
+    """UserError unless these files are those of the conversion, by digest."""
+    for name, digest in files.items():
+        if sha256(bundle.path / name) != digest:
             raise UserError(f"{bundle.path}: file '{name}' was changed after the conversion (sha256)")
 
 
@@ -74,6 +104,7 @@ class AssetFunction:
     def __init__(self, asset: OpenAsset, name: str) -> None:
         from coreai.runtime import NDArray
 
+        self._asset = asset  # which stays open for others that use it
         self._path, self._name = asset.path, name
         self._function = asset.function(name)
         self._array = NDArray

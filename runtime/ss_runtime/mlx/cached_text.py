@@ -1,74 +1,31 @@
-"""Prompt caches: keys and values of a text, reused by the next prompt that begins with it.
-
-A cache belongs to whatever its keys and values depend on: the base alone for a lossless adapter (so all
-lossless adapters of a base share one), the base and the adapter in shared mode. Where main streams attend
-to streams (v2), only positions computed without streams are reused: others depend on what was generated.
-"""
+"""A text whose keys and values MLX holds, written to a file and read again."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 
-from ss_device.bundle import Bundle, BundledAdapter
 from ss_device.errors import UserError, one_line
 from ss_device.outputs import file_in_one_go
-from ss_device.step_model import Choose, Proposal, StepLimits, Verified
 from ss_device.token_ids import check_token_ids
-from ss_device.tree import DraftTree
 from ss_runtime.mlx.kv_cache import KVCache, write_rows
-from ss_runtime.mlx.step_model import MLXStepModel
-from ss_runtime.settings import RuntimeSettings
+from ss_runtime.reused_text import ReusableText
 
 FORMAT_VERSION = 1
 NAMES = {"keys", "values", "tokens"}  # that every such file has
 
 
-def cache_content(bundle: Bundle, adapter: BundledAdapter, settings: RuntimeSettings) -> str:
-    """What keys and values depend on, as a sha256: base, dtype, bits, adapter in shared mode."""
-    parts = [bundle.manifest.base.sha256, settings.dtype]
-    parts += [f"quantized {settings.quantize}"] if settings.quantize else []
-    parts += [f"keys and values {settings.kv_bits}"] if settings.kv_bits else []
-    if adapter.config.mode == "shared":
-        entry = bundle.manifest.files.get(adapter.tensor_file)
-        parts += [
-            entry.sha256 if entry else adapter.app,
-            json.dumps(adapter.config.to_dict(), sort_keys=True),
-        ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+class CachedText(ReusableText):
+    """A text over MLX's buffers. `pending`: of a loaded text its last tokens, not computed yet."""
 
-
-class CachedText:
-    """Committed tokens and their keys and values. `reusable`: how many of them a prompt may reuse."""
+    kv: KVCache
 
     def __init__(self, content: str, kv: KVCache) -> None:
-        self.content, self.kv = content, kv
-        self.tokens: list[int] = []
-        self.pending: list[int] = []  # of a loaded text: its last tokens, not computed yet
-        self.reusable = 0
-
-    def trim(self, length: int) -> None:
-        """Forget all but the first `length` tokens. Raises UserError when there are fewer."""
-        if not 0 <= length <= len(self.tokens):
-            raise UserError(f"a cache of {len(self.tokens)} tokens cannot be trimmed to {length}")
-        del self.tokens[length:]
-        self.kv.length = length
-        self.reusable = min(self.reusable, length)
-
-    def common(self, tokens: Sequence[int]) -> int:
-        """How many tokens of the prompt need not be computed; its last one always is."""
-        if not self.kv.layers:  # an interrupted step took the buffers along
-            return 0
-        limit = min(self.reusable, len(tokens) - 1)
-        for index in range(limit):
-            if self.tokens[index] != tokens[index]:
-                return index
-        return max(limit, 0)
+        super().__init__(content, kv)
+        self.pending: list[int] = []
 
     def save(self, path: Path, messages: Sequence[dict] = (), pending: Sequence[int] = ()) -> None:
         """Write a safetensors file: tokens, and the cache's arrays (`KVCache.stacked`).
@@ -186,53 +143,3 @@ def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({one_line(error)})") from error
     return dict(arrays), dict(about)
-
-
-class ReusingModel:
-    """An MLX step model whose prefill reuses the prefix shared with the previous text.
-
-    text: may be shared by several models with the same content; one generation at a time. `reused`:
-    prompt tokens that the last prefill did not compute.
-    """
-
-    def __init__(self, model: MLXStepModel, text: CachedText) -> None:
-        self._model = model
-        self.use(text)
-        self._plain_only = model.config.main_attends_streams
-        self._tree: DraftTree | None = None
-        self.reused = 0
-
-    def use(self, text: CachedText) -> None:
-        """Go on with another text of the same content."""
-        self.text, self._model.cache = text, text.kv
-
-    @property
-    def limits(self) -> StepLimits:
-        return self._model.limits
-
-    def keep(self, num_kept: int) -> None:
-        """As `MLXStepModel.keep`."""
-        self._model.keep(num_kept)
-
-    def prefill(self, tokens: Sequence[int], choose: Choose | None = None, defer: bool = False) -> Proposal:
-        """As `StepModel.prefill`, reusing the prefix shared with the cached text."""
-        text = self.text
-        self.reused = text.common(tokens)
-        text.trim(self.reused)
-        proposal = self._model.prefill(tokens, choose, self.reused, defer)
-        text.tokens[:] = [int(token) for token in tokens]
-        text.reusable = len(tokens) - self._plain_only
-        return proposal
-
-    def step(self, tree: DraftTree, choose: Choose | None = None, defer: bool = False) -> Verified:
-        self._tree = tree
-        return self._model.step(tree, choose, defer)
-
-    def streams(self) -> np.ndarray:
-        return self._model.streams()
-
-    def commit(self, path: Sequence[int]) -> None:
-        self._model.commit(path)
-        self.text.tokens.extend(int(self._tree.tokens[node]) for node in path)
-        if not self._plain_only:
-            self.text.reusable = len(self.text.tokens)

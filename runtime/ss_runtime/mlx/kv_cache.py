@@ -78,6 +78,11 @@ class KVCache:
     def capacity(self) -> int:
         return self.layers[0][0].shape[2]
 
+    @property
+    def available(self) -> int:
+        """Committed positions that a prefill may keep: none after a step that was interrupted."""
+        return self.length if self.layers else 0
+
     def empty(self) -> KVCache:
         """Another one of the same kind, for another text."""
         other = copy(self)

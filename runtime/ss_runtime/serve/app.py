@@ -41,7 +41,7 @@ class Service:
         self.report_cached = report_cached
 
     async def health(self, request: Request) -> Response:
-        """Status; with the API key, or where none is asked for, memory in bytes and requests held."""
+        """Status; with the API key, or where none is asked for, back end, memory in bytes, requests."""
         if not self.rules.key_fits(request.headers.get("authorization")):
             return JSONResponse({"status": "ok"})
         bank = self.engine.bank
@@ -54,12 +54,13 @@ class Service:
             "prompt_caches": caches,
             **bank.device_memory(),
         }
-        return JSONResponse({"status": "ok", "memory": memory, "requests": self.engine.present})
+        about = {"status": "ok", **self.engine.runs_on, "memory": memory}
+        return JSONResponse({**about, "requests": self.engine.present})
 
     async def models(self, request: Request) -> Response:
-        """The loaded adapters and the base alone, as models."""
-        names = [*self.engine.bank.names, self.engine.bank.base_name]
-        return JSONResponse({"object": "list", "data": [self._about(name) for name in names]})
+        """The loaded adapters and, on MLX, the base alone, as models."""
+        data = [self._about(name) for name in self.engine.bank.models]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """One of them."""
@@ -68,7 +69,8 @@ class Service:
         return JSONResponse(self._about(name))
 
     def _about(self, name: str) -> dict:
-        return {"id": name, "object": "model", "created": self.engine.started, "owned_by": "ss-device"}
+        about = {"id": name, "object": "model", "created": self.engine.started, "owned_by": "ss-device"}
+        return {**about, **self.engine.runs_on}
 
     async def adapters(self, request: Request) -> Response:
         """The bundle's adapters: which are loaded, and what they weigh in bytes beside the base."""

@@ -15,11 +15,12 @@ from ss_device.decoding import check_request
 from ss_device.errors import UserError, one_line
 from ss_runtime.drafts import choose_drafts
 from ss_runtime.generation import GenerationStep, generate_steps, lossy_epsilon
+from ss_runtime.resident_adapters import ResidentAdapters
 from ss_runtime.samplers import build_sampler
 from ss_runtime.serve.prompts import PromptReader
 from ss_runtime.serve.requests import GenerationRequest, RequestError, bad_request
 from ss_runtime.serve.settings import ServeSettings
-from ss_runtime.settings import DraftSettings, RuntimeSettings
+from ss_runtime.settings import FUNCTION_BACKENDS, SERVING_BACKENDS, DraftSettings, RuntimeSettings
 
 
 class ClientGone(Exception):
@@ -71,7 +72,7 @@ class Engine:
 
     Beyond `settings.queue` requests that wait while another one runs, one more gets 429. Where nothing is
     said of drafts an adapter drafts as `ss-bench tune` chose on this device, where it did. forget_prompts:
-    every prompt is computed from its beginning.
+    every prompt is computed from its beginning. runtime: back end None is MLX.
     """
 
     def __init__(
@@ -92,13 +93,20 @@ class Engine:
         self.prompts = PromptReader(bundle)
         build_sampler(1.0, {}, {"repetition": 1.1})  # imports now what such a request would wait for
         self.started = int(time.time())
+        runtime = runtime or RuntimeSettings()
         self.bank = self._worker.submit(self._open_bank, runtime, settings.adapters).result()
-        models = [*self.bank.names, self.bank.base_name]
         self.untuned: list[str] = []  # adapters whose drafts were not chosen for this device
         # An adaptive drafter learns over requests. All are made now: what was tuned may be unreadable.
-        self._drafters = {name: self._new_drafter(self.bank.activate(name)) for name in models}
+        self._drafters = {name: self._new_drafter(self.bank.activate(name)) for name in self.bank.models}
 
-    def _open_bank(self, runtime: RuntimeSettings | None, names: Sequence[str] | None):
+    def _open_bank(self, runtime: RuntimeSettings, names: Sequence[str] | None) -> ResidentAdapters:
+        if runtime.backend in FUNCTION_BACKENDS:
+            from ss_runtime.function_bank import FunctionBank
+
+            return FunctionBank(self.bundle, runtime, names)
+        if runtime.backend not in (None, "mlx"):
+            known = ", ".join(SERVING_BACKENDS)
+            raise UserError(f"a server does not run on back end '{runtime.backend}' (known: {known})")
         from ss_runtime.mlx.adapter_bank import AdapterBank
 
         return AdapterBank(self.bundle, runtime, names)
@@ -118,6 +126,11 @@ class Engine:
     def _check_end(self, running: bool) -> None:
         if self._end is not None and not (running and time.monotonic() < self._end):
             raise RequestError(503, "server_error", "the server is shutting down")
+
+    @property
+    def runs_on(self) -> dict[str, str]:
+        """Back end and dtype, as answers tell them."""
+        return {"backend": self.bank.settings.backend, "dtype": self.bank.settings.dtype}
 
     @property
     def present(self) -> int:
@@ -224,8 +237,10 @@ class Engine:
         """As requested, else as tuned on this device; the base alone has no streams, only prompt lookup."""
         adapter = resident.adapter
         drafts = self._drafts.within(adapter)
-        dtype = self.bank.settings.dtype
-        chosen = choose_drafts(self.bank.bundle, adapter, drafts, resident.bigram_bias, dtype)
+        on = self.bank.settings
+        chosen = choose_drafts(
+            self.bank.bundle, adapter, drafts, resident.bigram_bias, on.dtype, on.backend
+        )
         if chosen.num_kept:
             resident.model.keep(chosen.num_kept)
         if chosen.untuned:

@@ -491,9 +491,9 @@ def _linear(name: str, stored: Stored, x):
 
 
 def attentions() -> Iterator[Case]:
-    """Fused attention: one rounding in the executor, which also divides by √d. Core AI's composite, of scale
-    1, is run as the operations that it is declared around: the explicit form's, with a mask that only says
-    what is seen."""
+    """Fused attention: one rounding in the executor, which also divides by √d. Core AI's composite has a
+    scale of 1 and is run as the operations that it is declared around: the explicit form's, with a mask
+    that only says what is seen."""
     queries, keys, values = (half(RNG.normal(size=(2, n, 8))) for n in (6, 9, 9))
     mask = half(np.where(RNG.random((1, 6, 9)) < 0.5, 0, MASKED))
     mask[0, :4, 2] = 0

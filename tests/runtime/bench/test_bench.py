@@ -74,7 +74,7 @@ def test_no_counted_prompt_was_seen_before():
 def test_memory_of_a_method_is_its_own():
     """Two methods that hold 4 and 1 MB and take 2 and 3 MB on top in a run, freed afterwards."""
     mx.clear_cache()
-    held, memory = {}, MemoryLedger()
+    held, memory = {}, MemoryLedger(("a", "b"))
 
     def method(name, on_top):
         def run(prompt, limit):

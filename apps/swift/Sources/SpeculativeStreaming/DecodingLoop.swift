@@ -21,12 +21,17 @@ public struct DecodingRequest: Sendable {
     public var maxTokens: Int
     public var stopIDs: Set<Int>
     public var sampler: Sampler
+    /// Keep what the model holds of the prompt's beginning from the text before.
+    public var reusesText: Bool
 
-    public init(prompt: [Int], maxTokens: Int, stopIDs: Set<Int> = [], sampler: Sampler = .greedy) {
+    public init(
+        prompt: [Int], maxTokens: Int, stopIDs: Set<Int> = [], sampler: Sampler = .greedy, reusesText: Bool = false
+    ) {
         self.prompt = prompt
         self.maxTokens = maxTokens
         self.stopIDs = stopIDs
         self.sampler = sampler
+        self.reusesText = reusesText
     }
 
     /// Throws the error that names what does not fit the model's limits.
@@ -57,6 +62,8 @@ public struct DecodingLoop {
     private var draft: LogitRows?
     private var started = false
     public private(set) var finishReason: FinishReason?
+    /// Tokens of the prompt that were kept from the text before.
+    public private(set) var keptTokens = 0
 
     /// Throws when the request does not fit the model.
     public init(model: any StepModel, drafter: Drafter, request: DecodingRequest) throws {
@@ -70,14 +77,15 @@ public struct DecodingLoop {
     }
 
     /// The next call's outcome, nil after the one with a finish reason.
-    public mutating func next() throws -> DecodingStep? {
+    public mutating func next(isolation: isolated (any Actor)? = #isolation) async throws -> DecodingStep? {
         guard finishReason == nil else { return nil }
-        return started ? try step() : try prefill()
+        return started ? try await step(isolation) : try await prefill(isolation)
     }
 
-    private mutating func prefill() throws -> DecodingStep {
+    private mutating func prefill(_ isolation: isolated (any Actor)?) async throws -> DecodingStep {
         started = true
-        let proposal = try model.prefill(request.prompt)
+        keptTokens = request.reusesText ? model.reusable(request.prompt) : 0
+        let proposal = try await model.prefill(request.prompt, keeping: keptTokens, isolation: isolation)
         length = request.prompt.count
         root = try firstToken(proposal)
         draft = proposal.streamLogits
@@ -85,10 +93,10 @@ public struct DecodingLoop {
         return DecodingStep(tokens: emitted, numDrafted: 0, tree: nil, path: [], finishReason: finishReason)
     }
 
-    private mutating func step() throws -> DecodingStep {
+    private mutating func step(_ isolation: isolated (any Actor)?) async throws -> DecodingStep {
         let tree = drafter.grow(
             root: root, streamLogits: draft, stopIDs: request.stopIDs, maxDepth: left - 1)
-        let verified = try model.step(tree)
+        let verified = try await model.step(tree, isolation: isolation)
         let accepted = try accept(tree, verified)
         draft = try nextDraft(accepted, verified)
         let emitted = trim(accepted.nodes.dropFirst().map { tree.tokens[$0] } + [accepted.correction])

@@ -19,6 +19,9 @@ public struct GenerationStatistics: Sendable, Equatable, Codable {
     public var calls = 0
     public var generatedTokens = 0
     public var draftedTokens = 0
+    public var promptTokens = 0
+    /// Tokens of the prompt whose keys and values were kept from the text before.
+    public var keptTokens = 0
     public var prefillSeconds = 0.0
     public var decodeSeconds = 0.0
 
@@ -64,11 +67,16 @@ public struct GenerationOptions: Sendable {
     /// nil: the adapter's tree; 1: plain decoding.
     public var numNodes: Int?
     public var sampler: Sampler
+    /// Keep what the model still holds of the prompt's beginning from the text before it, and prefill the rest.
+    public var reusesText: Bool
 
-    public init(maxTokens: Int? = nil, numNodes: Int? = nil, sampler: Sampler = .greedy) {
+    public init(
+        maxTokens: Int? = nil, numNodes: Int? = nil, sampler: Sampler = .greedy, reusesText: Bool = false
+    ) {
         self.maxTokens = maxTokens
         self.numNodes = numNodes
         self.sampler = sampler
+        self.reusesText = reusesText
     }
 
     /// The same request without drafts: one token per call.

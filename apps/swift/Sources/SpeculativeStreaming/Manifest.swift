@@ -4,6 +4,7 @@ import Foundation
 public struct Architecture: Codable, Sendable, Equatable {
     public let family: String
     public let vocabSize: Int
+    public let numLayers: Int?
     public let bosId: Int?
     public let eosIds: [Int]
 }
@@ -13,14 +14,28 @@ public struct SpeculativeConfig: Codable, Sendable, Equatable {
     /// `lossless` or `shared`.
     public let mode: String
     public let numStreams: Int
+    /// Layers, from the last one down, in which streams run; the kept nodes alone enter the first of them.
+    public let numMsaLayers: Int?
     public let mainAttendsStreams: Bool
     /// Rank of the bigram bias, 0 without one.
     public let bigramRank: Int
 }
 
-/// Where an adapter's Core ML functions are and what sizes they were built for.
-public struct CoreMLFunctions: Codable, Sendable, Equatable {
-    /// Path of the package inside the bundle.
+/// Where an adapter's Core ML or Core AI functions are and what sizes they were built for.
+public struct StepFunctions: Codable, Sendable, Equatable {
+    /// How keys and values are kept: `state`, which functions change, or `inputs`, whose new rows are outputs
+    /// that the host writes.
+    public enum Cache: String, Codable, Sendable {
+        case state, inputs
+    }
+
+    /// Choices of the graph that the host has to know.
+    public struct Graph: Codable, Sendable, Equatable {
+        /// Nil from conversions that only know a state.
+        public let cache: Cache?
+    }
+
+    /// Path of the package or asset inside the bundle.
     public let package: String
     /// Function names.
     public let prefill: String
@@ -38,9 +53,27 @@ public struct CoreMLFunctions: Codable, Sendable, Equatable {
     public let golden: String?
     /// `baked`, or `inputs`: functions that adapters share, to which the host would pass an adapter's tensors.
     public let lora: String?
+    public let graph: Graph?
+
+    public var cache: Cache { graph?.cache ?? .state }
 
     /// Paths of the packages inside the bundle, in the order in which they run.
     public var packages: [String] { parts.flatMap { $0.isEmpty ? nil : $0 } ?? [package] }
+}
+
+extension StepFunctions {
+    /// What a step model over these functions takes.
+    public func limits(_ config: SpeculativeConfig) -> StepLimits {
+        StepLimits(numNodes: numNodes, numKept: numKept, numStreams: config.numStreams, context: context)
+    }
+
+    /// Throws `backEnd` for functions that take an adapter as an input.
+    package func checkBaked(of adapter: BundledAdapter) throws {
+        guard lora == "inputs" else { return }
+        throw SpeculativeError.backEnd(
+            "adapter '\(adapter.app)' is an input of its functions (ss-convert --lora inputs); "
+                + "this library runs packages with --lora baked")
+    }
 }
 
 /// How a part of a divided model is fed: by function, input → source. A source is an input of the whole function
@@ -62,14 +95,15 @@ public struct BundledAdapter: Codable, Sendable, Equatable {
     public let numNodes: Int
     /// safetensors file with the bigram bias among others.
     public let tensorFile: String
-    public let coreml: CoreMLFunctions?
+    public let coreml: StepFunctions?
+    public let coreai: StepFunctions?
     /// Path of the golden traces without extension.
     public let golden: String?
     /// safetensors file with a bigram bias that adapters share; nil: it is in `tensorFile`.
     public let bigramBiasFile: String?
 
-    /// The golden traces that its package must replay; nil without any.
-    public var packageGolden: String? { coreml?.golden ?? golden }
+    /// Path of the golden traces that its functions must replay, without extension; nil without any.
+    public func golden(of functions: StepFunctions) -> String? { functions.golden ?? golden }
 
     /// The prompt text of a row of fields. Throws `missingTemplateField`.
     public func prompt(_ fields: [String: String]) throws -> String {

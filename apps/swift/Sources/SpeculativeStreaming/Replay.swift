@@ -31,11 +31,13 @@ public struct Replay {
     public init(model: any StepModel) { self.model = model }
 
     /// Replays `traces`, at most `maxSteps` steps of each. Throws when one does not fit the model.
-    public mutating func run(_ traces: [Trace], maxSteps: Int? = nil) throws -> ReplayReport {
+    public mutating func run(
+        _ traces: [Trace], maxSteps: Int? = nil, isolation: isolated (any Actor)? = #isolation
+    ) async throws -> ReplayReport {
         var tokens = 0
         for trace in traces {
             try check(trace)
-            let isExact = try replay(trace, maxSteps: maxSteps)
+            let isExact = try await replay(trace, maxSteps: maxSteps, isolation: isolation)
             report.prompts += 1
             report.tokenExact += isExact ? 1 : 0
             tokens += trace.generated.count - 1
@@ -62,13 +64,15 @@ public struct Replay {
         }
     }
 
-    private mutating func replay(_ trace: Trace, maxSteps: Int?) throws -> Bool {
-        let proposal = try model.prefill(trace.prompt)
+    private mutating func replay(
+        _ trace: Trace, maxSteps: Int?, isolation: isolated (any Actor)?
+    ) async throws -> Bool {
+        let proposal = try await model.prefill(trace.prompt, keeping: 0, isolation: isolation)
         var isExact = proposal.root == trace.generated.first
         if !isExact { margins.append(trace.firstMargin) }
         for step in trace.steps.prefix(maxSteps ?? .max) {
             try checkCancellation()
-            let verified = try model.step(step.tree)
+            let verified = try await model.step(step.tree, isolation: isolation)
             if !compareNodes(step, verified) { isExact = false }
             compareStreams(step, verified)
             report.steps += 1

@@ -22,8 +22,10 @@ public struct SpeculativeBundle: Sendable {
             try check(name, record, verifyingChecksums)
         }
         for (name, adapter) in manifest.adapters.sorted(by: { $0.key < $1.key }) {
-            guard let functions = adapter.coreml, let reason = problem(functions) else { continue }
-            throw SpeculativeError.damagedFile(path: file.path, reason: "adapter '\(name)': \(reason)")
+            for functions in [adapter.coreml, adapter.coreai].compactMap(\.self) {
+                guard let reason = problem(functions) else { continue }
+                throw SpeculativeError.damagedFile(path: file.path, reason: "adapter '\(name)': \(reason)")
+            }
         }
     }
 
@@ -65,16 +67,25 @@ public struct SpeculativeBundle: Sendable {
         return sha256(of: Data(lines.joined(separator: "\n").utf8))
     }
 
+    /// Digest over the paths and digests that the manifest records of a package's files.
+    package func contentDigest(of package: String) -> String {
+        let files = manifest.files.filter { $0.key.hasPrefix(package + "/") }
+        let lines = files.sorted { $0.key < $1.key }.map { "\($0.key.dropFirst(package.count)) \($0.value.sha256)" }
+        return sha256(of: Data(lines.joined(separator: "\n").utf8))
+    }
+
     /// An adapter's traces from a folder that `ss-validate --record` wrote, on a copy of this bundle.
     ///
-    /// - Throws: `missingFile`, `damagedFile`; `invalidSetting` for traces of other weights, and for a package with
+    /// - Throws: `missingFile`, `damagedFile`; `invalidSetting` for traces of other weights, and for functions with
     ///   compressed weights, which are not those of a recording.
-    public func recordedTraces(of adapter: BundledAdapter, in folder: URL) throws -> [Trace] {
+    public func recordedTraces(
+        of adapter: BundledAdapter, for functions: StepFunctions, in folder: URL
+    ) throws -> [Trace] {
         let stem = folder.appendingPathComponent(adapter.app)
-        guard adapter.coreml?.golden == nil else {
+        guard functions.golden == nil else {
             throw SpeculativeError.invalidSetting(
-                "the package of '\(adapter.app)' has compressed weights, which are not those of a recording (its own "
-                    + "golden traces are made with them)")
+                "'\(functions.package)' has compressed weights, which are not those of a recording (its own golden "
+                    + "traces are made with them)")
         }
         guard let origin = try GoldenTraces.origin(stem: stem), origin.weights == weightsDigest(adapter) else {
             throw SpeculativeError.invalidSetting(
@@ -93,7 +104,7 @@ public struct SpeculativeBundle: Sendable {
     }
 
     /// What is wrong with the description of a model's packages, nil for nothing.
-    private func problem(_ functions: CoreMLFunctions) -> String? {
+    private func problem(_ functions: StepFunctions) -> String? {
         let packages = functions.packages
         for package in packages where !manifest.files.keys.contains(where: { $0.hasPrefix(package + "/") }) {
             return "its package '\(package)' is not among the bundle's files"

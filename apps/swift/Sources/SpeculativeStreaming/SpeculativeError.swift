@@ -13,6 +13,7 @@ public enum SpeculativeError: Error, Equatable, Sendable {
     case adapterNotNamed(known: [String])
     case unknownAdapter(name: String, known: [String])
     case noCoreMLPackage(adapter: String)
+    case noCoreAIAsset(adapter: String)
     case missingTemplateField(name: String, expected: [String])
     case cannotEncode(reason: String)
     case emptyPrompt
@@ -52,6 +53,8 @@ extension SpeculativeError: LocalizedError, CustomStringConvertible {
             return "no adapter '\(name)' in this bundle (found: \(found))"
         case .noCoreMLPackage(let adapter):
             return "adapter '\(adapter)' has no Core ML package in this bundle (ss-convert --target coreml)"
+        case .noCoreAIAsset(let adapter):
+            return "adapter '\(adapter)' has no Core AI asset in this bundle (ss-convert --target coreai)"
         default:
             return requestDescription
         }
@@ -87,4 +90,10 @@ extension SpeculativeError: LocalizedError, CustomStringConvertible {
             return "unexpected error"
         }
     }
+}
+
+/// An error's message on one line.
+package func oneLine(_ error: any Error) -> String {
+    if let known = error as? SpeculativeError { return known.description }
+    return error.localizedDescription.split(whereSeparator: \.isWhitespace).joined(separator: " ")
 }

@@ -11,6 +11,8 @@ public actor SpeculativeGenerator {
     private var drafter: Drafter
     let tokenizer: any TextTokenizer
     private var current: Generation?
+    /// A call may wait for the model, and the actor lets others in meanwhile.
+    private let turns = Turns()
     /// Counts of the generation in progress or the last one.
     public private(set) var statistics = GenerationStatistics()
 
@@ -76,11 +78,26 @@ public actor SpeculativeGenerator {
     }
 
     /// Goes on with another adapter of the same base; a generation in progress ends with `superseded`.
-    public func replace(model: sending any StepModel, adapter: BundledAdapter, drafter: Drafter) {
+    public func replace(model: sending any StepModel, adapter: BundledAdapter, drafter: Drafter) async {
+        await turns.enter()
         self.model = model
         self.adapter = adapter
         self.drafter = drafter
         current = nil
+        turns.leave()
+    }
+
+    /// Prefills a text ahead of a request that begins with it and reuses it. Does nothing while a generation is in
+    /// progress, or one that nobody reads on holds the model.
+    public func prewarm(tokens: [Int]) async throws {
+        await turns.enter()
+        defer { turns.leave() }
+        guard current == nil else { return }
+        try checkCancellation()
+        let kept = model.reusable(tokens)
+        guard kept < tokens.count - 1 else { return }
+        model.wantsLogits = false
+        _ = try await model.prefill(tokens, keeping: kept, isolation: self)
     }
 
     // MARK: - One stream
@@ -105,11 +122,13 @@ public actor SpeculativeGenerator {
         var writer: StepWriter
     }
 
-    /// One model call of the stream with this ticket; nil after its last. It runs without suspension, so that
-    /// calls of different streams never interleave inside a step.
+    /// One model call of the stream with this ticket; nil after its last. Calls of different streams never
+    /// interleave inside a step.
     private func advance(
         _ ticket: Ticket, _ prompt: @Sendable () throws -> [Int], _ options: GenerationOptions
-    ) throws -> GenerationStep? {
+    ) async throws -> GenerationStep? {
+        await turns.enter()
+        defer { turns.leave() }
         guard ticket.state != .finished else { return nil }
         do {
             try checkCancellation()
@@ -117,7 +136,7 @@ public actor SpeculativeGenerator {
             if isPrefill { current = try begin(ticket, prompt(), options) }
             ticket.state = .running
             guard current?.ticket === ticket else { throw SpeculativeError.superseded }
-            let record = try call(isPrefill: isPrefill)
+            let record = try await call(isPrefill: isPrefill)
             if record?.finishReason != nil { finish(ticket) }
             return record
         } catch {
@@ -130,16 +149,20 @@ public actor SpeculativeGenerator {
         let drafter = try drafter.limited(to: options.numNodes)
         let request = DecodingRequest(
             prompt: prompt, maxTokens: options.maxTokens ?? adapter.maxTokens,
-            stopIDs: Set(architecture.eosIds), sampler: options.sampler)
+            stopIDs: Set(architecture.eosIds), sampler: options.sampler, reusesText: options.reusesText)
         statistics = GenerationStatistics()
+        statistics.promptTokens = prompt.count
         return Generation(
             ticket: ticket, loop: try DecodingLoop(model: model, drafter: drafter, request: request),
             writer: StepWriter(tokenizer, stopStrings: adapter.stopStrings))
     }
 
-    private func call(isPrefill: Bool) throws -> GenerationStep? {
+    private func call(isPrefill: Bool) async throws -> GenerationStep? {
         let start = ContinuousClock.now
-        guard let step = try current?.loop.next(), let record = current?.writer.write(step) else { return nil }
+        guard var generation = current, let step = try await generation.loop.next() else { return nil }
+        let record = generation.writer.write(step)
+        current = generation
+        statistics.keptTokens = generation.loop.keptTokens
         let elapsed = (ContinuousClock.now - start).components
         statistics.add(
             record, isPrefill: isPrefill,

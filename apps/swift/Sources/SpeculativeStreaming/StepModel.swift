@@ -53,19 +53,26 @@ public struct Verified: Sendable {
 
 /// The one contract of every back end (ARCHITECTURE.md: StepModel). A single sequence, one step in flight.
 ///
-/// Calls block until the model answered; `SpeculativeGenerator` confines a model to its actor, so a back end
-/// needs no locks and need not be `Sendable`.
+/// `SpeculativeGenerator` confines a model to its actor, so a back end needs no locks and need not be `Sendable`.
+/// Calls may wait for the model (Core AI's functions are asynchronous). `isolation` is the caller's actor, on which
+/// they run, as in `AsyncIteratorProtocol.next(isolation:)`.
 public protocol StepModel: AnyObject {
     var limits: StepLimits { get }
 
     /// Whether `logits` are asked for: a vocabulary per kept node is worth copying only for sampling.
     var wantsLogits: Bool { get set }
 
-    /// Forgets everything, takes the prompt's tokens, returns the first root and draft.
-    func prefill(_ tokens: [Int]) throws -> Proposal
+    /// How many of the first tokens a prefill could keep from the text before; never all of them.
+    func reusable(_ tokens: [Int]) -> Int
+
+    /// Takes the prompt's tokens, returns the first root and draft. Forgets everything but the first `kept` tokens,
+    /// of which there may be up to `reusable(tokens)`.
+    func prefill(
+        _ tokens: [Int], keeping kept: Int, isolation: isolated (any Actor)?
+    ) async throws -> Proposal
 
     /// Verifies a tree of at most `limits.numNodes` nodes. Changes nothing until `commit`.
-    func step(_ tree: DraftTree) throws -> Verified
+    func step(_ tree: DraftTree, isolation: isolated (any Actor)?) async throws -> Verified
 
     /// Keeps the keys and values of these nodes (root first) of the last tree, drops the others.
     func commit(_ path: [Int]) throws
@@ -77,5 +84,6 @@ public protocol StepModel: AnyObject {
 }
 
 extension StepModel {
+    public func reusable(_ tokens: [Int]) -> Int { 0 }
     public func streamLogits(ofNode node: Int) throws -> LogitRows? { nil }
 }

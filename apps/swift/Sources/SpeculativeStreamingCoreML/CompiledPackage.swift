@@ -4,7 +4,7 @@
     import SpeculativeStreaming
 
     /// Compiles packages on the device and keeps the results, named by the package's content.
-    public struct CompiledPackageCache: Sendable {
+    public struct CompiledPackageCache: Sendable, Hashable {
         public let folder: URL
 
         /// - Parameter folder: nil for `SpeculativeStreaming` in the user's caches folder, which the system may
@@ -19,7 +19,7 @@
         /// Throws `backEnd` with Core ML's message when it does not compile.
         public func compiled(_ package: String, of bundle: SpeculativeBundle) async throws -> URL {
             let source = bundle.url.appendingPathComponent(package)
-            let target = folder.appendingPathComponent(contentName(package, bundle) + ".mlmodelc")
+            let target = folder.appendingPathComponent(bundle.contentDigest(of: package) + ".mlmodelc")
             if FileManager.default.fileExists(atPath: target.path) { return target }
             do {
                 let fresh = try await MLModel.compileModel(at: source)
@@ -35,18 +35,5 @@
                 throw SpeculativeError.backEnd("\(source.path): Core ML cannot compile it: \(oneLine(error))")
             }
         }
-
-        /// Digest over the paths and digests that the manifest records of the package's files.
-        private func contentName(_ package: String, _ bundle: SpeculativeBundle) -> String {
-            let files = bundle.manifest.files.filter { $0.key.hasPrefix(package + "/") }
-            let lines = files.sorted { $0.key < $1.key }.map { "\($0.key.dropFirst(package.count)) \($0.value.sha256)" }
-            return sha256(of: Data(lines.joined(separator: "\n").utf8))
-        }
-    }
-
-    /// An error's message on one line.
-    func oneLine(_ error: any Error) -> String {
-        if let known = error as? SpeculativeError { return known.description }
-        return error.localizedDescription.split(whereSeparator: \.isWhitespace).joined(separator: " ")
     }
 #endif

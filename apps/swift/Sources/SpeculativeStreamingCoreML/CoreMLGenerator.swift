@@ -26,7 +26,7 @@
             let adapter = try bundle.adapter(name)
             let drafter = try bundle.drafter(for: adapter)
             let model = try await CoreMLStepModel.open(adapter, of: bundle, options: options)
-            replace(model: model, adapter: adapter, drafter: drafter)
+            await replace(model: model, adapter: adapter, drafter: drafter)
         }
     }
 #endif

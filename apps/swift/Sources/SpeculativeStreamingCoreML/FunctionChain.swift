@@ -2,18 +2,10 @@
     import CoreML
     import SpeculativeStreaming
 
-    /// One function of a model in all the packages that it is divided into, in the order in which they run; most
-    /// models have one package.
-    struct FunctionChain: Sendable {
-        struct Link: Sendable {
-            let function: LoadedFunction
-            /// Input → source: an input of the whole function, or an output of the link before (the manifest's
-            /// `chain`). Nil for the only link, which takes the whole function's inputs as they are.
-            let feeds: [String: String]?
-        }
+    /// A function in all the packages that a model is divided into.
+    typealias FunctionChain = PartChain<LoadedFunction>
 
-        let links: [Link]
-
+    extension FunctionChain {
         /// A fresh state of every package.
         func makeStates() -> [MLState] { links.map { $0.function.makeState() } }
     }
@@ -35,14 +27,12 @@
         ) throws {
             links = chain.links
             self.inputs = inputs
+            try chain.check(inputs: inputs.featureNames)
             var options: [MLPredictionOptions] = []
-            var passed: Set<String> = []
             for (part, link) in chain.links.enumerated() {
-                try Self.check(link, part: part, sources: inputs.featureNames.union(passed))
                 let following = part + 1 < links.count ? Set(links[part + 1].feeds?.values.map(\.self) ?? []) : reading
                 options.append(
                     usesOutputBackings ? try Self.backings(of: link.function, for: following) : MLPredictionOptions())
-                passed = Set(link.function.description.outputDescriptionsByName.keys)
             }
             self.options = options
         }
@@ -65,16 +55,6 @@
                 dictionary: feeds.compactMapValues { source in
                     passed?.featureValue(for: source) ?? inputs.featureValue(for: source)
                 })
-        }
-
-        private static func check(_ link: FunctionChain.Link, part: Int, sources: Set<String>) throws {
-            for input in link.function.description.inputDescriptionsByName.keys.sorted() {
-                let source = link.feeds.map { $0[input] } ?? input
-                guard let source, sources.contains(source) else {
-                    throw SpeculativeError.backEnd(
-                        "part \(part + 1) of the model has an input '\(input)' that the manifest's chain does not feed")
-                }
-            }
         }
 
         /// Memory for those fp16 outputs of `function` that are named.

@@ -1,11 +1,10 @@
 #if canImport(CoreML)
     import CoreML
-    import Dispatch
     import Foundation
     import SpeculativeStreaming
 
     /// How Core ML is to run a package.
-    public struct CoreMLOptions: Sendable {
+    public struct CoreMLOptions: Sendable, Hashable {
         public var computeUnits: MLComputeUnits
         public var cache: CompiledPackageCache
         /// Reuse the memory of large outputs. Off only to look for a fault in a driver.
@@ -23,13 +22,17 @@
 
     /// One function of a package, ready to run. Predictions are serialized: Core ML wants one at a time per
     /// model and per state, and generators on different actors may share a function.
-    final class LoadedFunction: @unchecked Sendable {
+    final class LoadedFunction: PartFunction, @unchecked Sendable {
         private let model: MLModel
         private let lock = NSLock()
 
         init(_ model: MLModel) { self.model = model }
 
         var description: MLModelDescription { model.modelDescription }
+
+        var inputNames: [String] { Array(description.inputDescriptionsByName.keys) }
+
+        var outputNames: [String] { Array(description.outputDescriptionsByName.keys) }
 
         func makeState() -> MLState { lock.withLock { model.makeState() } }
 
@@ -58,46 +61,31 @@
             let units: Int
         }
 
-        private struct WeakFunction {
-            weak var function: LoadedFunction?
-        }
-
-        private var held: [Key: LoadedFunction] = [:]
-        private var inUse: [Key: WeakFunction] = [:]
+        private var loaded = HeldFunctions<Key, LoadedFunction>()
         private var pressure: (any Sendable)?
 
         public init() {}
 
         /// Forgets functions that no generator uses; those in use stay until their generator goes.
-        public func releaseIdle() { held = [:] }
+        public func releaseIdle() { loaded.releaseIdle() }
 
         /// The functions of an adapter in all packages of its model, loaded now if they are not yet.
         func functions(
-            _ functions: CoreMLFunctions, of bundle: SpeculativeBundle, _ options: CoreMLOptions
+            _ functions: StepFunctions, of bundle: SpeculativeBundle, _ options: CoreMLOptions
         ) async throws -> (prefill: FunctionChain, step: FunctionChain) {
-            watchMemory()
-            var (prefill, step) = ([FunctionChain.Link](), [FunctionChain.Link]())
-            for (part, package) in functions.packages.enumerated() {
-                let compiled = try await options.cache.compiled(package, of: bundle)
-                let feeds = functions.packages.count > 1 ? functions.chain?[part] : nil
-                prefill.append(
-                    FunctionChain.Link(
-                        function: try await load(functions.prefill, compiled, options), feeds: feeds?.prefill))
-                step.append(
-                    FunctionChain.Link(function: try await load(functions.step, compiled, options), feeds: feeds?.step))
+            if pressure == nil {
+                pressure = onMemoryPressure { [weak self] in Task { [weak self] in await self?.releaseIdle() } }
             }
-            return (FunctionChain(links: prefill), FunctionChain(links: step))
+            return try await functions.chains { package, name in
+                try await load(name, try await options.cache.compiled(package, of: bundle), options)
+            }
         }
 
         private func load(_ name: String, _ compiled: URL, _ options: CoreMLOptions) async throws -> LoadedFunction {
             let key = Key(compiled: compiled, function: name, units: options.computeUnits.rawValue)
-            if let found = held[key] ?? inUse[key]?.function {
-                held[key] = found
-                return found
-            }
+            if let found = loaded[key] { return found }
             let fresh = try await Self.open(name, compiled, options.computeUnits)
-            held[key] = fresh
-            inUse[key] = WeakFunction(function: fresh)
+            loaded[key] = fresh
             return fresh
         }
 
@@ -113,23 +101,5 @@
                 throw SpeculativeError.backEnd("Core ML cannot load '\(name)': \(oneLine(error))")
             }
         }
-
-        /// Idle functions go when the system asks for memory.
-        private func watchMemory() {
-            #if canImport(Darwin)
-                guard pressure == nil else { return }
-                let source = DispatchSource.makeMemoryPressureSource(eventMask: [.warning, .critical])
-                source.setEventHandler { [weak self] in Task { [weak self] in await self?.releaseIdle() } }
-                source.activate()
-                pressure = PressureSource(source: source)
-            #endif
-        }
     }
-
-    #if canImport(Darwin)
-        /// Keeps a memory pressure source alive.
-        private struct PressureSource: @unchecked Sendable {
-            let source: any DispatchSourceMemoryPressure
-        }
-    #endif
 #endif

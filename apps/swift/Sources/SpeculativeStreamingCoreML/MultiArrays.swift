@@ -7,10 +7,33 @@
         import CoreVideo
     #endif
 
-    /// fp16 bit patterns of the additive mask (`ss_convert/graph/interface.py`): 0 shows a slot, -10⁴ hides it.
-    enum AdditiveMask {
-        static let visible: UInt16 = 0
-        static let hidden: UInt16 = 0xf0e2
+    /// An input in a multi array, written through its strides.
+    package struct MultiArrayInput: InputArray {
+        package let array: MLMultiArray
+
+        package init(zeros shape: [Int], _ number: InputNumber) throws {
+            array = try .zeros(shape, number == .int32 ? .int32 : .float16)
+        }
+
+        package func write(_ values: [Int32]) { array.write(values) }
+
+        package func writeHalfRows(_ body: (_ row: Int, _ columns: UnsafeMutableBufferPointer<UInt16>) -> Void) {
+            array.writeHalfRows(body)
+        }
+    }
+
+    extension StepInputs<MultiArrayInput> {
+        /// The inputs as Core ML takes them; their memory stays the same.
+        package var features: any MLFeatureProvider {
+            get throws { try MLDictionaryFeatureProvider(dictionary: arrays.mapValues(\.array)) }
+        }
+    }
+
+    extension PrefillInputs<MultiArrayInput> {
+        /// The inputs as Core ML takes them; their memory stays the same.
+        var features: any MLFeatureProvider {
+            get throws { try MLDictionaryFeatureProvider(dictionary: arrays.mapValues(\.array)) }
+        }
     }
 
     extension MLMultiArray {
@@ -49,7 +72,7 @@
         }
 
         /// Writes a vector or the one row of a [1, n] array through its strides.
-        func write(_ values: some Sequence<Int32>) {
+        func write(_ values: [Int32]) {
             let step = rowLayout.columnStride
             withUnsafeMutableBytes { bytes, _ in
                 for (index, value) in values.enumerated() {

@@ -4,6 +4,7 @@ import SpeculativeStreaming
 /// The command line, checked.
 struct Arguments {
     enum Mode: String { case generate, validate, bench, benchHost }
+    enum BackEnd: String { case coreml, coreai }
 
     var mode = Mode.generate
     var bundle: URL?
@@ -21,7 +22,9 @@ struct Arguments {
     var topP: Double?
     var minP: Double?
     var seed: UInt64 = 0
-    var computeUnits = "all"
+    /// nil: what the bundle has, Core ML first.
+    var backEnd: BackEnd?
+    var computeUnits = ComputeUnits.all
     var cache: URL?
     var maxSteps: Int?
     var traces: URL?
@@ -49,7 +52,8 @@ struct Arguments {
           --plain                no drafts: one token per call
           --shape SHAPE          best-first, chain or k-ary; --tree-top-k K children per node of a k-ary tree
           --temp T               above 0: sample; with --top-k K, --top-p P, --min-p P, --seed N
-          --compute-units UNITS  all, ane, gpu or cpu
+          --backend BACKEND      coreml or coreai (default: what the bundle has, coreml first)
+          --compute-units UNITS  all, ane, gpu or cpu; with coreai ane and gpu are what is preferred
           --cache FOLDER         where compiled packages are kept
           --max-steps N          of each trace with --validate
           --traces FOLDER        what ss-validate --record wrote, with --validate
@@ -108,7 +112,14 @@ struct Arguments {
             }
             shape = known
         case "--tree-top-k": treeTopK = try positive(word, value)
-        case "--compute-units": computeUnits = value
+        case "--backend":
+            guard let known = BackEnd(rawValue: value) else { throw bad("back end '\(value)' is not coreml or coreai") }
+            backEnd = known
+        case "--compute-units":
+            guard let known = ComputeUnits(rawValue: value) else {
+                throw bad("compute units '\(value)' are not all, ane, gpu or cpu")
+            }
+            computeUnits = known
         case "--cache": cache = URL(fileURLWithPath: value)
         case "--max-steps": maxSteps = try positive(word, value)
         case "--traces": traces = URL(fileURLWithPath: value)
@@ -137,7 +148,7 @@ struct Arguments {
 
     static let options: Set = [
         "--adapter", "--prompt", "--field", "--tokens", "--tokens-file", "--max-tokens", "--nodes", "--shape",
-        "--tree-top-k", "--temp", "--top-k", "--top-p", "--min-p", "--seed", "--compute-units", "--cache",
+        "--tree-top-k", "--backend", "--temp", "--top-k", "--top-p", "--min-p", "--seed", "--compute-units", "--cache",
         "--max-steps", "--traces", "--vocabulary",
     ]
 

@@ -21,9 +21,7 @@ struct DeviceReport: Encodable {
 extension Session {
     /// Time per call against nodes and tokens per second, with and without drafts, after one warm-up each.
     func bench() async throws {
-        guard let prompt = try prompts().first, let functions = adapter.coreml else {
-            throw SpeculativeError.noCoreMLPackage(adapter: adapter.app)
-        }
+        guard let prompt = try prompts().first else { throw SpeculativeError.emptyPrompt }
         let generator = try await generator()
         var report = DeviceReport(promptTokens: prompt.count)
         let largest = arguments.nodes ?? adapter.numNodes
@@ -39,16 +37,25 @@ extension Session {
                     tokensPerCall: perCall, tokensPerSecond: perSecond))
         }
         do {
-            for package in functions.packages {
-                for name in [functions.prefill, functions.step] {
-                    report.placement.append(
-                        try await ComputePlacement.plan(name, in: package, of: bundle, options: options))
-                }
-            }
+            report.placement = try await placement()
         } catch let error as SpeculativeError {
             report.placementUnavailable = error.description
         }
         if arguments.json { try printJSON(report) } else { show(report) }
+    }
+
+    /// Where the functions are to run, as far as the system says it.
+    private func placement() async throws -> [ComputePlacement] {
+        guard case .coreML(let options, let functions) = backEnd else {
+            throw SpeculativeError.backEnd("Core AI does not say where it runs what (Instruments does)")
+        }
+        var plans: [ComputePlacement] = []
+        for package in functions.packages {
+            for name in [functions.prefill, functions.step] {
+                plans.append(try await ComputePlacement.plan(name, in: package, of: bundle, options: options))
+            }
+        }
+        return plans
     }
 
     private func show(_ report: DeviceReport) {

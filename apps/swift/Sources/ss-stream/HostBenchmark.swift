@@ -46,7 +46,7 @@ struct HostBenchmark {
         let rows = (0..<8).map { _ in logits(spread, &noise) }
         let drafter = try Drafter(numNodes: nodes, bigramBias: bias(rank, &noise))
         let limits = StepLimits(numNodes: nodes, numKept: nodes, numStreams: 4, context: context)
-        let inputs = try StepInputs(limits, gated: false)
+        let inputs = try StepInputs<MultiArrayInput>(limits, gated: false)
         var times: [String: [Double]] = [:]
         for repetition in 0..<repetitions {
             var tree = DraftTree.rootOnly(0)

@@ -1,7 +1,5 @@
-import CoreML
 import Foundation
 import SpeculativeStreaming
-import SpeculativeStreamingCoreML
 
 #if canImport(SpeculativeStreamingTokenizers)
     import SpeculativeStreamingTokenizers
@@ -13,7 +11,7 @@ struct Session {
     let bundle: SpeculativeBundle
     let adapter: BundledAdapter
     let tokenizer: any TextTokenizer
-    let options: CoreMLOptions
+    let backEnd: BackEnd
 
     /// Opens the bundle. Throws before any heavy work for a request that cannot be served.
     init(_ arguments: Arguments) async throws {
@@ -26,19 +24,7 @@ struct Session {
         #else
             tokenizer = try ByteLevelDecoder(tokenizerFile: bundle.url.appendingPathComponent("tokenizer.json"))
         #endif
-        options = CoreMLOptions(
-            computeUnits: try Self.computeUnits(arguments.computeUnits),
-            cache: CompiledPackageCache(folder: arguments.cache))
-    }
-
-    private static func computeUnits(_ name: String) throws -> MLComputeUnits {
-        let known: [String: MLComputeUnits] = [
-            "all": .all, "ane": .cpuAndNeuralEngine, "gpu": .cpuAndGPU, "cpu": .cpuOnly,
-        ]
-        guard let units = known[name] else {
-            throw SpeculativeError.invalidSetting("compute units '\(name)' are not all, ane, gpu or cpu")
-        }
-        return units
+        backEnd = try BackEnd(arguments, adapter)
     }
 
     /// Token ids of every prompt of the command line.
@@ -55,8 +41,9 @@ struct Session {
     }
 
     func generator() async throws -> SpeculativeGenerator {
-        try await SpeculativeGenerator(
-            coreML: bundle, adapter: adapter.app, tokenizer: tokenizer, drafter: drafter(), options: options)
+        SpeculativeGenerator(
+            model: try await backEnd.model(adapter, of: bundle), bundle: bundle, adapter: adapter, drafter: try drafter(),
+            tokenizer: tokenizer)
     }
 
     // MARK: - Generate
@@ -90,10 +77,7 @@ struct Session {
 
     /// Refuses a prompt that does not fit before the package is loaded.
     private func check(_ prompts: [[Int]]) throws {
-        guard let functions = adapter.coreml else { throw SpeculativeError.noCoreMLPackage(adapter: adapter.app) }
-        let limits = StepLimits(
-            numNodes: functions.numNodes, numKept: functions.numKept, numStreams: adapter.config.numStreams,
-            context: functions.context)
+        let limits = backEnd.functions.limits(adapter.config)
         let vocabulary = bundle.manifest.architecture.vocabSize
         for prompt in prompts {
             try DecodingRequest(prompt: prompt, maxTokens: 1).check(
@@ -131,8 +115,10 @@ struct Session {
     // MARK: - Validate
 
     private func traces() throws -> [Trace] {
-        if let folder = arguments.traces { return try bundle.recordedTraces(of: adapter, in: folder) }
-        guard let golden = adapter.packageGolden else {
+        if let folder = arguments.traces {
+            return try bundle.recordedTraces(of: adapter, for: backEnd.functions, in: folder)
+        }
+        guard let golden = adapter.golden(of: backEnd.functions) else {
             throw SpeculativeError.invalidSetting("adapter '\(adapter.app)' has no golden traces in this bundle")
         }
         return try GoldenTraces.load(stem: bundle.url.appendingPathComponent(golden))
@@ -140,9 +126,9 @@ struct Session {
 
     func validate() async throws {
         let traces = try traces()
-        let model = try await CoreMLStepModel.open(adapter, of: bundle, options: options)
+        let model = try await backEnd.model(adapter, of: bundle)
         var replay = Replay(model: model)
-        let report = try replay.run(traces, maxSteps: arguments.maxSteps)
+        let report = try await replay.run(traces, maxSteps: arguments.maxSteps)
         if arguments.json {
             try printJSON(report)
         } else {

@@ -1,7 +1,7 @@
 import Foundation
 import SpeculativeStreaming
 
-/// `ss-stream`: answers prompts with a bundle's Core ML package.
+/// `ss-stream`: answers prompts with a bundle's Core ML package or Core AI asset.
 @main
 struct StreamCommand {
     static func main() async {

@@ -2,6 +2,7 @@ import CoreML
 import Foundation
 import SpeculativeStreaming
 import Testing
+import TinyBundles
 
 @testable import SpeculativeStreamingCoreML
 
@@ -16,13 +17,13 @@ import Testing
     /// The answers of the Python step model, tree by tree.
     private func expectAnswers(_ tiny: TinyBundle, backings: Bool = true) async throws {
         let adapter = try tiny.bundle.adapter()
-        for answer in tiny.answers {
+        for answer in try TinyBundle.answers() {
             let request = DecodingRequest(prompt: answer.prompt, maxTokens: 16, stopIDs: tiny.bundle.stopIDs)
             var loop = try DecodingLoop(
                 model: await model(tiny, backings: backings), drafter: tiny.bundle.drafter(for: adapter),
                 request: request)
             var (tokens, trees) = ([Int](), [[[Int]]]())
-            while let step = try loop.next() {
+            while let step = try await loop.next() {
                 tokens += step.tokens
                 if let tree = step.tree { trees.append([tree.tokens, tree.parents]) }
             }
@@ -47,7 +48,7 @@ import Testing
             let tiny = try TinyBundle(name)
             let stem = tiny.bundle.url.appendingPathComponent(try #require(tiny.bundle.adapter().golden))
             var replay = Replay(model: try await model(tiny))
-            reports.append(try replay.run(try GoldenTraces.load(stem: stem), maxSteps: 6))
+            reports.append(try await replay.run(try GoldenTraces.load(stem: stem), maxSteps: 6))
         }
         #expect(reports[0].nodes > 30)
         #expect(reports[1] == reports[0])
@@ -68,7 +69,7 @@ import Testing
         let tiny = try TinyBundle("parts-2")
         let functions = try #require(tiny.bundle.adapter().coreml)
         let step = try await FunctionStore().functions(functions, of: tiny.bundle, tiny.options).step
-        let inputs = try StepInputs(
+        let inputs = try StepInputs<MultiArrayInput>(
             StepLimits(numNodes: 12, numKept: 9, numStreams: 3, context: 96), gated: false)
         func chain(_ feeds: [String: String]?) -> FunctionChain {
             FunctionChain(links: [step.links[0], FunctionChain.Link(function: step.links[1].function, feeds: feeds)])

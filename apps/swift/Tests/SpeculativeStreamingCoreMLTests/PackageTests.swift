@@ -2,31 +2,9 @@ import CoreML
 import Foundation
 import SpeculativeStreaming
 import Testing
+import TinyBundles
 
 @testable import SpeculativeStreamingCoreML
-
-/// What the Python step model draws from the package that returns its logits.
-private struct SampledAnswers: Decodable {
-    struct Run: Decodable {
-        let seed: UInt64
-        let tokens: [Int]
-        let calls: Int
-    }
-
-    let prompt: [Int]
-    let runs: [Run]
-    /// One step's tree, the nodes that it keeps and the largest logit of each of their streams [K][γ].
-    let tokens: [Int]
-    let parents: [Int]
-    let kept: [Int]
-    let largest: [[Float]]
-
-    init() throws {
-        let folder = try #require(ProcessInfo.processInfo.environment["SS_TINY_BUNDLE"])
-        let file = URL(fileURLWithPath: folder).appendingPathComponent("sampled.json")
-        self = try JSONDecoder().decode(Self.self, from: Data(contentsOf: file))
-    }
-}
 
 /// Runs the real package: Core ML itself on Apple platforms, the reference executor on Linux.
 @Suite(.serialized) struct PackageTests {
@@ -34,7 +12,7 @@ private struct SampledAnswers: Decodable {
         let tiny = try TinyBundle()
         let generator = try await SpeculativeGenerator(
             coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
-        for answer in tiny.answers {
+        for answer in try TinyBundle.answers() {
             let found = try await generator.generate(tokens: answer.prompt, options: GenerationOptions(maxTokens: 16))
             #expect(found.tokens == answer.tokens)
             #expect(found.statistics.calls == answer.calls)
@@ -50,7 +28,7 @@ private struct SampledAnswers: Decodable {
         let adapter = try tiny.bundle.adapter("tiny")
         let stem = tiny.bundle.url.appendingPathComponent(try #require(adapter.golden))
         var replay = Replay(model: try await CoreMLStepModel.open(adapter, of: tiny.bundle, options: tiny.options))
-        let report = try replay.run(try GoldenTraces.load(stem: stem), maxSteps: 4)
+        let report = try await replay.run(try GoldenTraces.load(stem: stem), maxSteps: 4)
         #expect(report.prompts == 2)
         #expect(report.nodes > 20)
         #expect(report.differences == report.nearTies, "half precision may only move near ties")
@@ -60,12 +38,13 @@ private struct SampledAnswers: Decodable {
     @Test func replaysWhatAnotherMachineRecorded() async throws {
         let tiny = try TinyBundle()
         let adapter = try tiny.bundle.adapter("tiny")
+        let functions = try #require(adapter.coreml)
         let folder = tiny.bundle.url.deletingLastPathComponent().appendingPathComponent("recorded")
-        let traces = try tiny.bundle.recordedTraces(of: adapter, in: folder)
+        let traces = try tiny.bundle.recordedTraces(of: adapter, for: functions, in: folder)
         #expect(traces.count == 3)
         #expect(try GoldenTraces.origin(stem: folder.appendingPathComponent("tiny"))?.device == "cpu")
         var replay = Replay(model: try await CoreMLStepModel.open(adapter, of: tiny.bundle, options: tiny.options))
-        let report = try replay.run(traces, maxSteps: 4)
+        let report = try await replay.run(traces, maxSteps: 4)
         #expect(report.prompts == 3)
         #expect(report.differences == report.nearTies, "half precision may only move near ties")
         let other = try TinyBundle("parts-2").bundle  // without MLX's weights, with which was recorded
@@ -73,10 +52,10 @@ private struct SampledAnswers: Decodable {
         #expect(
             throws: SpeculativeError.invalidSetting(
                 "\(stem).json: recorded with other weights than those of 'tiny' in this bundle")
-        ) { try other.recordedTraces(of: other.adapter(), in: folder) }
+        ) { try other.recordedTraces(of: other.adapter(), for: functions, in: folder) }
         let missing = folder.appendingPathComponent("none")
         #expect(throws: SpeculativeError.missingFile(path: missing.appendingPathComponent("tiny.json").path)) {
-            try tiny.bundle.recordedTraces(of: adapter, in: missing)
+            try tiny.bundle.recordedTraces(of: adapter, for: functions, in: missing)
         }
     }
 
@@ -94,7 +73,7 @@ private struct SampledAnswers: Decodable {
     }
 
     @Test func samplesWhatThePythonStepModelSamples() async throws {
-        let (tiny, answers) = (try TinyBundle("sampling"), try SampledAnswers())
+        let (tiny, answers) = (try TinyBundle("sampling"), try TinyBundle.sampled("sampled"))
         let generator = try await SpeculativeGenerator(
             coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
         for run in answers.runs {
@@ -109,10 +88,10 @@ private struct SampledAnswers: Decodable {
     }
 
     @Test func everyKeptNodeHasStreamsToDraftFrom() async throws {
-        let (tiny, answers) = (try TinyBundle("sampling"), try SampledAnswers())
+        let (tiny, answers) = (try TinyBundle("sampling"), try TinyBundle.sampled("sampled"))
         let model = try await CoreMLStepModel.open(tiny.bundle.adapter(), of: tiny.bundle, options: tiny.options)
-        _ = try model.prefill(answers.prompt)
-        let verified = try model.step(DraftTree(tokens: answers.tokens, parents: answers.parents))
+        _ = try await model.prefill(answers.prompt)
+        let verified = try await model.step(DraftTree(tokens: answers.tokens, parents: answers.parents))
         #expect(verified.kept == answers.kept)
         for (node, expected) in zip(answers.kept, answers.largest) {
             let streams = try #require(try model.streamLogits(ofNode: node))
@@ -135,13 +114,14 @@ private struct SampledAnswers: Decodable {
         let tiny = try TinyBundle()
         let generator = try await SpeculativeGenerator(
             coreML: tiny.bundle, tokenizer: tiny.tokenizer, options: tiny.options)
-        var running = generator.stream(tokens: tiny.answers[1].prompt).makeAsyncIterator()
+        let answers = try TinyBundle.answers()
+        var running = generator.stream(tokens: answers[1].prompt).makeAsyncIterator()
         _ = try await running.next()
         try await generator.select(adapter: "tiny", of: tiny.bundle, options: tiny.options)
         await #expect(throws: SpeculativeError.superseded) { try await running.next() }
         let found = try await generator.generate(
-            tokens: tiny.answers[0].prompt, options: GenerationOptions(maxTokens: 16))
-        #expect(found.tokens == tiny.answers[0].tokens)
+            tokens: answers[0].prompt, options: GenerationOptions(maxTokens: 16))
+        #expect(found.tokens == answers[0].tokens)
         await #expect(throws: SpeculativeError.unknownAdapter(name: "other", known: ["tiny"])) {
             try await generator.select(adapter: "other", of: tiny.bundle, options: tiny.options)
         }

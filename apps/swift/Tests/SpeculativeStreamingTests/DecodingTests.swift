@@ -29,14 +29,14 @@ func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
         return try DecodingLoop(model: model, drafter: drafter, request: request)
     }
 
-    @Test func everyStepOfEveryGenerationIsTheRecordedOne() throws {
+    @Test func everyStepOfEveryGenerationIsTheRecordedOne() async throws {
         let recorded = try Recorded("decoding")
         var call = 0
         for row in 0..<recorded.rows("key") {
             var loop = try loop(recorded, row)
-            var generated = try #require(try loop.next()).tokens
+            var generated = try #require(try await loop.next()).tokens
             for _ in 0..<recorded.int("calls", row) {
-                let step = try #require(try loop.next())
+                let step = try #require(try await loop.next())
                 #expect(step.tree?.tokens == recorded.ints("call_tokens", call), "generation \(row)")
                 #expect(step.tree?.parents == recorded.ints("call_parents", call), "generation \(row)")
                 #expect(step.path == recorded.ints("call_path", call), "generation \(row)")
@@ -45,19 +45,19 @@ func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
                 call += 1
             }
             #expect(generated == recorded.ints("generated", row))
-            #expect(try loop.next() == nil)
+            #expect(try await loop.next() == nil)
             #expect(loop.finishReason != nil)
         }
         #expect(call >= 200)
     }
 
     /// Invariant 1 and 5: drafts change neither greedy text nor text sampled with keyed noise.
-    @Test func plainDecodingGivesTheSameText() throws {
+    @Test func plainDecodingGivesTheSameText() async throws {
         let recorded = try Recorded("decoding")
         for row in 0..<recorded.rows("key") {
             var loop = try loop(recorded, row, nodes: 1)
             var generated: [Int] = []
-            while let step = try loop.next() { generated += step.tokens }
+            while let step = try await loop.next() { generated += step.tokens }
             #expect(generated == recorded.ints("generated", row), "generation \(row)")
         }
     }
@@ -94,13 +94,15 @@ func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
             (self.recorded, self.row, self.call) = (recorded, row, call)
         }
 
-        func prefill(_ tokens: [Int]) throws -> Proposal {
+        func prefill(
+            _ tokens: [Int], keeping kept: Int, isolation: isolated (any Actor)?
+        ) async throws -> Proposal {
             let logits = LogitRows(rows: 1, vocabulary: vocabulary, values: recorded.floats("first_logits", row))
             return Proposal(
                 root: logits.argmax(0), streamLogits: streams(recorded.floats("first_streams", row)), logits: logits)
         }
 
-        func step(_ tree: DraftTree) throws -> Verified {
+        func step(_ tree: DraftTree, isolation: isolated (any Actor)?) async throws -> Verified {
             #expect(tree.tokens == recorded.ints("tokens", call))
             #expect(tree.parents == recorded.ints("parents", call))
             // Logits were recorded along the path only; the walk must not look at others.
@@ -128,7 +130,7 @@ func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
         }
     }
 
-    @Test func everyGenerationIsTheRecordedOne() throws {
+    @Test func everyGenerationIsTheRecordedOne() async throws {
         let recorded = try Recorded("reference")
         var call = 0
         for row in 0..<recorded.rows("prompt") {
@@ -137,7 +139,7 @@ func recordedSampler(_ recorded: Recorded, _ row: Int) throws -> Sampler {
                 prompt: recorded.ints("prompt", row), maxTokens: 24, sampler: try recordedSampler(recorded, row))
             var loop = try DecodingLoop(model: model, drafter: Drafter(numNodes: 12), request: request)
             var generated: [Int] = []
-            while let step = try loop.next() { generated += step.tokens }
+            while let step = try await loop.next() { generated += step.tokens }
             call += recorded.int("calls", row)
             #expect(generated == recorded.ints("generated", row))
             #expect(model.call == call)

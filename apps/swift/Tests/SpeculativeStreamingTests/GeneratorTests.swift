@@ -55,7 +55,64 @@ private func makeGenerator(
         tokenizer: Letters())
 }
 
+/// Lets others run in the middle of every call, and notices when they call as well.
+private final class WaitingModel: StepModel {
+    private let inner: HashModel
+    private var isCalled = false
+    private let overlaps: @Sendable () -> Void
+
+    init(_ inner: HashModel, overlaps: @escaping @Sendable () -> Void) { (self.inner, self.overlaps) = (inner, overlaps) }
+
+    var limits: StepLimits { inner.limits }
+    var wantsLogits: Bool {
+        get { inner.wantsLogits }
+        set { inner.wantsLogits = newValue }
+    }
+
+    func prefill(
+        _ tokens: [Int], keeping kept: Int, isolation: isolated (any Actor)?
+    ) async throws -> Proposal {
+        await wait(isolation)
+        return try await inner.prefill(tokens, keeping: kept, isolation: isolation)
+    }
+
+    func step(_ tree: DraftTree, isolation: isolated (any Actor)?) async throws -> Verified {
+        await wait(isolation)
+        return try await inner.step(tree, isolation: isolation)
+    }
+
+    func commit(_ path: [Int]) throws { try inner.commit(path) }
+
+    private func wait(_ isolation: isolated (any Actor)?) async {
+        if isCalled { overlaps() }
+        isCalled = true
+        for _ in 0..<3 { await Task.yield() }
+        isCalled = false
+    }
+}
+
 @Suite struct GeneratorTests {
+    @Test func callsThatWaitDoNotOverlap() async throws {
+        let folder = try Folder(["manifest.json": manifest.replacingOccurrences(of: "STOPS", with: "[]")])
+        let bundle = try SpeculativeBundle(contentsOf: folder.url)
+        let limits = StepLimits(numNodes: 8, numKept: 8, numStreams: 3, context: 64)
+        let inner = HashModel(key: 99, vocabulary: 26, limits: limits)
+        let generator = SpeculativeGenerator(
+            model: WaitingModel(inner) { Issue.record("a call began inside another one") }, bundle: bundle,
+            adapter: try bundle.adapter(), drafter: try Drafter(numNodes: 8), tokenizer: Letters())
+        let expected = try await makeGenerator().generate("hello").tokens
+        let finished = await withTaskGroup(of: [Int]?.self) { group in
+            for _ in 0..<4 { group.addTask { try? await generator.generate("hello").tokens } }
+            group.addTask {
+                try? await generator.prewarm(tokens: [1, 2, 3])
+                return nil
+            }
+            return await group.reduce(into: [[Int]]()) { all, tokens in tokens.map { all.append($0) } }
+        }
+        #expect(!finished.isEmpty, "the last to begin is not superseded")
+        for tokens in finished { #expect(tokens == expected) }
+    }
+
     @Test func streamsTheSameTextAsPlainDecoding() async throws {
         let generator = try makeGenerator()
         var (text, drafted) = ("", 0)

@@ -92,14 +92,16 @@ final class HashModel: StepModel {
         self.limits = limits
     }
 
-    func prefill(_ tokens: [Int]) throws -> Proposal {
+    func prefill(
+        _ tokens: [Int], keeping kept: Int, isolation: isolated (any Actor)?
+    ) async throws -> Proposal {
         text = [0] + tokens.dropLast()
-        let verified = try step(.rootOnly(tokens[tokens.count - 1]))
+        let verified = try await step(.rootOnly(tokens[tokens.count - 1]), isolation: isolation)
         try commit([0])
         return Proposal(root: verified.chosen[0], streamLogits: verified.streamLogits, logits: verified.logits)
     }
 
-    func step(_ tree: DraftTree) throws -> Verified {
+    func step(_ tree: DraftTree, isolation: isolated (any Actor)?) async throws -> Verified {
         try beforeCall()
         self.tree = tree
         let logits = (0..<tree.count).map { main(state($0)) }

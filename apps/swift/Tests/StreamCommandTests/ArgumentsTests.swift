@@ -47,6 +47,14 @@ import Testing
         #expect(try parse("--temp 1 --top-k 9").treeTopK == 3)
     }
 
+    @Test func backEndsAndComputeUnitsHaveNames() throws {
+        #expect(try parse("").backEnd == nil)
+        #expect(try parse("--backend coreai").backEnd == .coreai)
+        #expect(try parse("--backend coreml --compute-units ane").computeUnits == .ane)
+        #expect(refusal("--backend mlx") == "back end 'mlx' is not coreml or coreai")
+        #expect(refusal("--compute-units tpu") == "compute units 'tpu' are not all, ane, gpu or cpu")
+    }
+
     @Test func formerNamesAreRefused() {
         #expect(refusal("--temperature 0.7") == "unknown option '--temperature'")
         #expect(refusal("--temp 1 --sample-top-k 5") == "unknown option '--sample-top-k'")

@@ -1,4 +1,5 @@
 import Foundation
+import ModelServer
 
 public enum MLComputeUnits: Int, Sendable {
     case cpuOnly, cpuAndGPU, all, cpuAndNeuralEngine
@@ -31,7 +32,7 @@ public final class MLFeatureDescription {
     public let name: String
     public let multiArrayConstraint: MLMultiArrayConstraint?
 
-    init(_ feature: ServerFeature) throws {
+    init(_ feature: ServedArray) throws {
         guard let type = MLMultiArrayDataType(name: feature.dtype) else {
             throw StandInError("feature '\(feature.name)' has type \(feature.dtype)")
         }
@@ -45,7 +46,7 @@ public final class MLModelDescription {
     public let inputDescriptionsByName: [String: MLFeatureDescription]
     public let outputDescriptionsByName: [String: MLFeatureDescription]
 
-    init(inputs: [ServerFeature], outputs: [ServerFeature]) throws {
+    init(inputs: [ServedArray], outputs: [ServedArray]) throws {
         inputDescriptionsByName = try Dictionary(
             uniqueKeysWithValues: inputs.map { ($0.name, try MLFeatureDescription($0)) })
         outputDescriptionsByName = try Dictionary(
@@ -55,21 +56,21 @@ public final class MLModelDescription {
 
 /// A state that lives in the child process.
 public final class MLState {
-    let server: ExecutorServer
+    let server: ModelServer
     let number: Int
 
-    init(server: ExecutorServer, number: Int) {
+    init(server: ModelServer, number: Int) {
         self.server = server
         self.number = number
     }
 
-    deinit { server.releaseState(number) }
+    deinit { _ = try? server.exchange(ServerRequest("release_state", state: number)) }
 }
 
 /// One function of a package, run by the reference executor in a child process.
 public final class MLModel {
     public let modelDescription: MLModelDescription
-    private let server: ExecutorServer
+    private let server: ModelServer
     private let function: String
 
     public init(contentsOf url: URL, configuration: MLModelConfiguration) throws {
@@ -80,10 +81,10 @@ public final class MLModel {
         guard let function = configuration.functionName else {
             throw StandInError("a package with several functions needs functionName")
         }
-        server = try ExecutorServer.running(package)
+        server = try ModelServer.running(package)
         self.function = function
-        let (inputs, outputs) = try server.describe(function)
-        modelDescription = try MLModelDescription(inputs: inputs, outputs: outputs)
+        let described = try server.exchange(ServerRequest("describe", function: function)).reply
+        modelDescription = try MLModelDescription(inputs: described.inputs ?? [], outputs: described.outputs ?? [])
     }
 
     public class func load(
@@ -106,7 +107,9 @@ public final class MLModel {
     }
 
     public func makeState() -> MLState {
-        MLState(server: server, number: server.makeState(function))
+        // Core ML's makeState cannot fail; neither does this, short of a dead child process.
+        let made = try? server.exchange(ServerRequest("make_state", function: function))
+        return MLState(server: server, number: made?.reply.state ?? -1)
     }
 
     public func prediction(
@@ -114,25 +117,34 @@ public final class MLModel {
         options: MLPredictionOptions = MLPredictionOptions()
     ) throws -> any MLFeatureProvider {
         guard state.server === server else { throw StandInError("\(function): a state of another package") }
-        var inputs: [String: MLMultiArray] = [:]
-        for (name, description) in modelDescription.inputDescriptionsByName {
+        let request = ServerRequest("predict", function: function, state: state.number)
+        var outputs: [String: Any] = [:]
+        for (described, data) in try server.exchange(request, try arrays(of: input)).arrays {
+            guard let type = MLMultiArrayDataType(name: described.dtype) else {
+                throw StandInError("output '\(described.name)' has type \(described.dtype)")
+            }
+            let array = try options.outputBackings[described.name] as? MLMultiArray
+                ?? MLMultiArray(shape: described.shape.map { NSNumber(value: $0) }, dataType: type)
+            try array.unpack(data)
+            outputs[described.name] = array
+        }
+        return try MLDictionaryFeatureProvider(dictionary: outputs)
+    }
+}
+
+extension MLModel {
+    /// The inputs, which must be those of the description.
+    private func arrays(of input: any MLFeatureProvider) throws -> [(ServedArray, Data)] {
+        try modelDescription.inputDescriptionsByName.map { name, description in
             guard let array = input.featureValue(for: name)?.multiArrayValue else {
                 throw StandInError("\(function): no input '\(name)'")
             }
             guard array.dataType == description.multiArrayConstraint?.dataType,
                 array.shape == description.multiArrayConstraint?.shape
             else { throw StandInError("\(function): input '\(name)' has another type or shape") }
-            inputs[name] = array
+            let shape = array.shape.map(\.intValue)
+            return (ServedArray(name: name, dtype: array.dataType.name, shape: shape), array.packed)
         }
-        let results = try server.predict(function, state.number, inputs)
-        var outputs: [String: Any] = [:]
-        for (name, (description, data)) in results {
-            let array = try options.outputBackings[name] as? MLMultiArray
-                ?? MLMultiArray(shape: description.shape.map { NSNumber(value: $0) }, dataType: description.type)
-            try array.unpack(data)
-            outputs[name] = array
-        }
-        return try MLDictionaryFeatureProvider(dictionary: outputs)
     }
 }
 

@@ -1,4 +1,5 @@
 import Foundation
+import ModelServer
 
 public enum MLMultiArrayDataType: Int, Sendable {
     case double = 65600
@@ -131,13 +132,4 @@ public final class MLDictionaryFeatureProvider: MLFeatureProvider {
     public var featureNames: Set<String> { Set(dictionary.keys) }
 
     public func featureValue(for featureName: String) -> MLFeatureValue? { dictionary[featureName] }
-}
-
-/// What went wrong in the stand-in, in the place of Core ML's own errors.
-struct StandInError: LocalizedError, CustomStringConvertible {
-    let description: String
-
-    init(_ description: String) { self.description = description }
-
-    var errorDescription: String? { description }
 }
