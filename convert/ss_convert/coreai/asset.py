@@ -7,6 +7,7 @@ of the pair that the caller owns and passes to every call.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def _opened(path: Path, kept: set[str]) -> ca.Module:
 def _callees(graph: GraphOp) -> set[str]:
     """Names of the private graphs that an entry point calls; those call none."""
     calls = (each for each in graph.entry_block.operations if each.name == "coreai.invoke")
-    return {str(each.attributes["callee"]).removeprefix("@") for each in calls}
+    # Written as @name, or as a constant of that.
+    return {re.search(r"@(\w+)", str(each.attributes["callee"])).group(1) for each in calls}
 
 
 def _operations_of(function: GraphFunction) -> type[CoreAIOperations]:

@@ -42,7 +42,7 @@ class Constants:
     def _large(self, kind: Type, data: np.ndarray) -> Value:
         digest = sha256(str(kind).encode())
         digest.update(data)
-        name = f"c{digest.hexdigest()[:24]}"
+        name = f"constant_{int.from_bytes(digest.digest()[:12], 'big')}"
         if name not in self._stored:
             self._stored[name] = DenseResourceElementsAttr.get_from_buffer(data, name, kind)
         return Value._from_mlir(ConstantOp(value=self._stored[name]).result)
