@@ -17,6 +17,8 @@ from ss_device.trace import load_traces
 from ss_device.tree import root_only
 
 CHECKED_STEPS = 2
+# Bytes of an asset: the wheel's runtime multiplies about 5 billion numbers a second, in float32.
+LARGEST_RUN = 500_000_000
 
 
 def check_base(bundle: Bundle, weights: Mapping[str, np.ndarray]) -> None:
@@ -27,11 +29,13 @@ def check_base(bundle: Bundle, weights: Mapping[str, np.ndarray]) -> None:
     check_tensors(bundle, MLX_BASE, weights)
 
 
-def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: tuple[str, ...]) -> None:
+def check_adapter(
+    bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: tuple[str, ...]
+) -> list[str]:
     """Raise UserError unless tensors read back equal and package and asset do what the reference did.
 
     The package runs on the reference executor in float32, the asset on Apple's local runtime: the first
-    steps of the first golden prompt, or a smoke run where the bundle has no traces.
+    steps of the first golden prompt, or a smoke run where the bundle has no traces. → what was left out.
     """
     entry = bundle.adapter(adapter.app)
     check_tensors(bundle, entry.tensor_file, own_tensors(adapter))
@@ -41,8 +45,14 @@ def check_adapter(bundle: Bundle, adapter: Adapter, base: BaseFolder, targets: t
         check_functions(bundle, entry)
     if "coreml" in targets:
         check_package(bundle, entry, base)
+    if "coreai" in targets and is_too_large_to_run(bundle, entry):
+        return [
+            f"the Core AI asset of more than {LARGEST_RUN / 1e6:.0f} MB was not run after it was written; "
+            "ss-validate --backend coreai does"
+        ]
     if "coreai" in targets:
         check_asset(bundle, entry, base)
+    return []
 
 
 def check_functions(bundle: Bundle, entry: BundledAdapter) -> None:
@@ -97,20 +107,37 @@ def check_package(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> No
 
 
 def check_asset(bundle: Bundle, entry: BundledAdapter, base: BaseFolder) -> None:
-    """Run the fresh asset on Apple's local runtime and compare with the golden trace."""
+    """Run the fresh asset on Apple's runtime and compare with the golden trace.
+
+    In float32, but on a Mac's own runtime, which computes as the asset says.
+    """
+    from ss_runtime.coreai.asset import is_system_runtime
     from ss_runtime.coreai.engines import asset_engines
     from ss_runtime.function_step_model import open_step_model
 
+    dtype = "float16" if is_system_runtime() else "float32"
     # No digests are written yet that its files could be compared with.
-    engines = asset_engines(bundle.path, entry.coreai, entry.config, base.architecture, "float32")
+    engines = asset_engines(bundle.path, entry.coreai, entry.config, base.architecture, dtype)
     model = open_step_model(bundle, entry, entry.coreai, engines)
-    check_steps(model, "coreai", bundle, entry, base)
+    check_steps(model, "coreai", bundle, entry, base, dtype)
+
+
+def is_too_large_to_run(bundle: Bundle, entry: BundledAdapter) -> bool:
+    """Whether running the asset would take much longer, and much more memory, than the conversion."""
+    from ss_runtime.coreai.asset import asset_bytes
+
+    return sum(asset_bytes(bundle.path / name) for name in entry.coreai.packages) > LARGEST_RUN
 
 
 def check_steps(
-    model: StepModel, backend: str, bundle: Bundle, entry: BundledAdapter, base: BaseFolder
+    model: StepModel,
+    backend: str,
+    bundle: Bundle,
+    entry: BundledAdapter,
+    base: BaseFolder,
+    dtype: str = "float32",
 ) -> None:
-    """The first steps of the first golden trace, or of a smoke run, on a back end in float32."""
+    """The first steps of the first golden trace, or of a smoke run, on a back end."""
     from ss_runtime.validation import ReplayOutcome, golden_of, has_exact_weights, replay_traces
 
     what = {"executor": "Core ML package", "coreai": "Core AI asset"}[backend]
@@ -123,7 +150,7 @@ def check_steps(
         if not np.all(np.isfinite(verified.stream_logits)):
             raise UserError(f"check failed: the {what} gives logits of '{entry.app}' that are not finite")
         return
-    found = ReplayOutcome(backend, "float32", has_exact_weights(bundle, entry, backend))
+    found = ReplayOutcome(backend, dtype, has_exact_weights(bundle, entry, backend))
     replay_traces(model, traces[:1], found, CHECKED_STEPS)
     if found.failures:
         raise UserError(f"check failed: {what} against the reference: {found.failures[0]}")

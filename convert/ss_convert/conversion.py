@@ -117,7 +117,8 @@ def run_plan(plan: Plan, report: Report = lambda text: None) -> Outcome:
         weights = WeightSource(plan.base)
         manifest = _manifest(plan, _write_files(plan, stages, folder, weights))
         try:
-            stages.run("check", lambda: _check(Bundle(folder, manifest), plan, weights))
+            left_out = stages.run("check", lambda: _check(Bundle(folder, manifest), plan, weights))
+            stages.notes += left_out["notes"]
         except UserError:
             stages.forget()  # what was written is not right: the next run makes it anew
             raise
@@ -258,6 +259,7 @@ def _check(bundle: Bundle, plan: Plan, weights: WeightSource) -> dict:
     """Base weights once, then every new adapter; what an earlier bundle held was checked with it."""
     if "mlx" in plan.targets:
         check_base(bundle, weights.get())
+    notes: dict[str, None] = {}
     for planned in plan.adapters:
-        check_adapter(bundle, planned.adapter, plan.base, plan.targets)
-    return {}
+        notes |= dict.fromkeys(check_adapter(bundle, planned.adapter, plan.base, plan.targets))
+    return {"notes": list(notes)}

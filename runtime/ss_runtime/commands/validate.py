@@ -23,6 +23,7 @@ from ss_device.settings import add_settings, setting, settings_of
 from ss_device.trace import Recorded, Trace, load_traces, trace_record
 from ss_runtime.backends import open_backend, why_not
 from ss_runtime.commands.replay_table import origin_text, print_replays
+from ss_runtime.coreai.asset import NO_FLOAT32, is_system_runtime
 from ss_runtime.coreml.engines import COMPUTE_UNITS
 from ss_runtime.recorded_traces import record_bundle, traces_of, weights_are_exact, why_not_replayed
 from ss_runtime.settings import DTYPES, WITH_UNITS, RuntimeSettings, default_dtype
@@ -226,6 +227,8 @@ def _validate_adapter(
     for settings in [*wanted, *asked.of_bundle(adapter)]:
         backend, dtype = settings.backend, settings.dtype
         reason = why_not(backend, bundle, adapter)
+        if reason is None and (backend, dtype) == ("coreai", "float32") and is_system_runtime():
+            reason = NO_FLOAT32
         if asked.traces is None:
             traces, origin = golden_traces(bundle, adapter, asked.limit, backend)
             exact = has_exact_weights(bundle, adapter, backend)

@@ -23,6 +23,9 @@ from ss_device.errors import UserError, library_errors
 # What is preferred to compute with, on a Mac; Core AI may use others for what that has no kernel for.
 COMPUTE_UNITS = {"all": None, "ane": "NEURAL_ENGINE", "gpu": "GPU", "cpu": "CPU"}
 LOCAL = "USE_LOCAL_COREAI"
+NO_FLOAT32 = (
+    f"a Mac's own Core AI computes as the asset says; {LOCAL}=1 takes the wheel's, which has float32"
+)
 
 
 class OpenAsset:
@@ -42,6 +45,8 @@ class OpenAsset:
 
     async def _open(self, dtype: str, units: str):
         if is_system_runtime():
+            if dtype == "float32":
+                raise UserError(NO_FLOAT32)
             from coreai.runtime import AIModel
 
             return await AIModel.load(self.path, _specialization(units))
@@ -51,8 +56,9 @@ class OpenAsset:
 
         if dtype == "unchanged":
             return await self._files.enter_async_context(AIModelAsset.load(self.path).executable())
+        size = asset_bytes(self.path)
         program = AIModelAsset.load(self.path).program
-        program = (in_float32 if dtype == "float32" else with_wide_products)(program)
+        program = (in_float32 if dtype == "float32" else with_wide_products)(program, size)
         with tempfile.TemporaryDirectory(prefix="ss-coreai-") as folder:
             asset = program.save_asset(Path(folder) / "local.aimodel")
             return await self._files.enter_async_context(asset.executable())
@@ -70,6 +76,11 @@ class OpenAsset:
             with library_errors(f"{self.path}: Core AI cannot load '{name}'"), _quiet():
                 self._functions[name] = self._model.load_function(name)
         return self._functions[name]
+
+
+def asset_bytes(path: Path) -> int:
+    """Size of an asset on the disk."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def is_installed() -> bool:

@@ -35,23 +35,27 @@ PRODUCTS = ("coreai.batch_matmul", "coreai.decomposable.broadcasting_batch_matmu
 STORED = ("coreai.constant", "coreai.lut_to_dense")
 # A large constant as MLIR prints it: four bytes of alignment in front of the values.
 LARGE_CONSTANT = re.compile(r'(\w+): "0x[0-9A-F]{8}([0-9A-F]*)"')
+LARGEST_PRINTED = 500_000_000
 LARGE_NAME = re.compile(r"dense_resource<(\w+)>")
 
 
-def with_wide_products(program: AIProgram) -> AIProgram:
-    """The program with float16 products of matrices computed in float32 and rounded; changed in place."""
-    return _rewritten(program, _Rewriting.widen_products)
+def with_wide_products(program: AIProgram, size: int) -> AIProgram:
+    """The program with float16 products of matrices computed in float32 and rounded; changed in place.
+
+    size: bytes that it takes on the disk.
+    """
+    return _rewritten(program, size, _Rewriting.widen_products)
 
 
-def in_float32(program: AIProgram) -> AIProgram:
+def in_float32(program: AIProgram, size: int) -> AIProgram:
     """The program with every float16 value made float32; changed in place."""
-    return _rewritten(program, _Rewriting.retype)
+    return _rewritten(program, size, _Rewriting.retype)
 
 
-def _rewritten(program: AIProgram, rewrite: Callable[[_Rewriting, GraphOp], None]) -> AIProgram:
+def _rewritten(program: AIProgram, size: int, rewrite: Callable[[_Rewriting, GraphOp], None]) -> AIProgram:
     module = program._module
     with module._context, Location.unknown():
-        rewriting = _Rewriting(str(module))
+        rewriting = _Rewriting(str(module) if size <= LARGEST_PRINTED else "")
         for graph in [each for each in module._body.operations if isinstance(each, GraphOp)]:
             rewrite(rewriting, graph)
         module.verify()
@@ -59,9 +63,10 @@ def _rewritten(program: AIProgram, rewrite: Callable[[_Rewriting, GraphOp], None
 
 
 class _Rewriting:
-    """The change of one program's functions. text: the program, where large constants stand in full.
+    """The change of one program's functions.
 
-    The bindings do not hand out the values of large constants of float16.
+    text: the program, where large constants stand in full, since the bindings do not hand out their values
+    of float16; empty for a program that is too large to be printed.
     """
 
     def __init__(self, text: str) -> None:
@@ -108,7 +113,8 @@ class _Rewriting:
         """The value in float32, where operations are being inserted.
 
         A constant is written anew: a cast of one is computed when the program is compiled, and coreai-core
-        1.0.0b3 then takes subnormal numbers for much smaller ones.
+        1.0.0b3 then takes subnormal numbers for much smaller ones. One that was not printed is widened in
+        every call, by the operation for compressed weights with a scale of 1.
         """
         source = value.owner if OpResult.isinstance(value) else None
         if source is not None and source.name == "coreai.transpose":
@@ -118,9 +124,13 @@ class _Rewriting:
         stored = source.attributes["value"]
         if DenseElementsAttr.isinstance(stored):
             return dialect.constant(np.array(DenseElementsAttr(stored), np.float32))
-        name = LARGE_NAME.match(str(stored)).group(1)
-        values = np.frombuffer(self._large[name], np.float16).astype(np.float32)
-        return dialect.constant(values.reshape(RankedTensorType(value.type).shape))
+        name, kind = LARGE_NAME.match(str(stored)).group(1), RankedTensorType(value.type)
+        if name in self._large:
+            values = np.frombuffer(self._large[name], np.float16).astype(np.float32)
+            return dialect.constant(values.reshape(kind.shape))
+        one = np.ones((1,) * kind.rank, np.float32)
+        nothing = np.zeros_like(one)
+        return dialect.blockwise_shift_scale(value, one, nothing.astype(np.float16), nothing)
 
 
 def _is_float(cast: OpView) -> bool:
