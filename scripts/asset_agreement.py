@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--plain", type=Path, help="bundle of the same adapters with one node")
     parser.add_argument("--input", required=True, help="JSON lines, {app} in the path")
+    parser.add_argument("--adapter", help="one adapter of the bundle (default: all)")
     parser.add_argument("--limit", type=int, default=200, help="prompts per adapter")
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
     parser.add_argument("--output", type=Path, required=True)
@@ -112,6 +113,8 @@ def main() -> None:
     plain = arguments.plain and open_bundle(arguments.plain)
     context = min(adapter.coreai.context for adapter in drafted.manifest.adapters.values())
     prompts = bundle_prompts(drafted, arguments.input, arguments.limit, context)
+    if arguments.adapter:
+        prompts = {arguments.adapter: prompts[drafted.adapter(arguments.adapter).app]}
     base = hugging_face_model(drafted).eval()
     file = arguments.output.with_suffix(".rows.jsonl")
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,9 @@
 
 Writes `<folder>/<name>/base` (float16, shards of at most 1 GB), an adapter at the papers' settings and the
 bundle. Every part runs in a process of its own, whose time and largest memory are stated: ss-convert to MLX
-alone, to both targets, to Core AI, then a prefill and one step of the package on the executor in float32, and
-the same on the reference. What is finished is not done again; figures go to `<folder>/<name>/figures.json` too.
+alone, to both targets, to Core AI, then a prefill and one step of the package on the executor in float32,
+and the same on the reference. What is finished is not done again; figures go to
+`<folder>/<name>/figures.json` too.
 Needs about 20 GB of disk and 11 GB of memory.
 """
 

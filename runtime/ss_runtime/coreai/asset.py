@@ -23,7 +23,9 @@ from ss_device.errors import UserError, library_errors
 # What is preferred to compute with, on a Mac; Core AI may use others for what that has no kernel for.
 COMPUTE_UNITS = {"all": None, "ane": "NEURAL_ENGINE", "gpu": "GPU", "cpu": "CPU"}
 LOCAL = "USE_LOCAL_COREAI"
-NO_FLOAT32 = f"a Mac's Core AI computes as the asset says; {LOCAL}=1 takes the wheel's runtime, which has float32"
+NO_FLOAT32 = (
+    f"a Mac's Core AI computes as the asset says; {LOCAL}=1 takes the wheel's runtime, which has float32"
+)
     f"a Mac's own Core AI computes as the asset says; {LOCAL}=1 takes the wheel's, which has float32"
 )
 
