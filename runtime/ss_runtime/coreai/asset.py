@@ -26,8 +26,6 @@ LOCAL = "USE_LOCAL_COREAI"
 NO_FLOAT32 = (
     f"a Mac's Core AI computes as the asset says; {LOCAL}=1 takes the wheel's runtime, which has float32"
 )
-    f"a Mac's own Core AI computes as the asset says; {LOCAL}=1 takes the wheel's, which has float32"
-)
 
 
 class OpenAsset:
