@@ -36,7 +36,8 @@ html_additional_pages = {"index": "index_redirect.html"}
 # Captions and pages of the contents; README itself carries no directives.
 CONTENTS = {
     "Use": [
-        "docs/commands", "docs/python", "docs/demo", "docs/training", "docs/models", "apps/swift/README",
+        "docs/commands", "docs/python", "docs/demo", "docs/training", "docs/models", "docs/coreai",
+        "apps/swift/README",
     ],
     "Understand": ["docs/method", "docs/platform", "ARCHITECTURE", "docs/families", "docs/reference"],
     "Measured": [
