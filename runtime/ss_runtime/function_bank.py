@@ -24,7 +24,7 @@ class FunctionBank(ResidentAdapters):
     def base_bytes(self) -> int:
         """Size of the files that the loaded adapters' functions are in, on disk."""
         backend, files = self.settings.backend, self.bundle.manifest.files
-        loaded = [functions_of(backend, entry.adapter) for entry in self._resident.values()]
+        loaded = [functions_of(backend, entry.adapter) for entry in list(self._resident.values())]
         packages = {f"{package}/" for functions in loaded for package in functions.packages}
         return sum(file.bytes for name, file in files.items() if name.startswith(tuple(packages)))
 
