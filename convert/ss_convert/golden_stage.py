@@ -49,13 +49,18 @@ def _record(plan: Plan, planned: PlannedAdapter, stem: Path, weights: dict | Non
 
 
 def _write_stored(plan: Plan, planned: PlannedAdapter, folder: Path) -> str:
+    """With what the package holds; without one with what compression makes: the check runs the asset."""
+    from ss_convert.graph.functions import base_weights
     from ss_convert.graph.interface import functions_of
-    from ss_convert.stored_weights import stored_weights
+    from ss_convert.stored_weights import compressed_weights, stored_weights
 
     stem = golden_stem(planned.app, stored=True)
-    architecture = plan.base.architecture
-    packages = [folder / package for package in plan.packages]
-    step = functions_of(planned.app, planned.options)[1]
-    weights = stored_weights(packages, step, plan.base.weights(), architecture)
-    _record(plan, planned, folder / stem, weights)
+    architecture, options, weights = plan.base.architecture, planned.options, plan.base.weights()
+    if "coreml" in plan.targets:
+        packages = [folder / package for package in plan.packages]
+        step = functions_of(planned.app, options)[1]
+        dense = stored_weights(packages, step, weights, architecture)
+    else:
+        dense = compressed_weights(base_weights(architecture, weights, options), weights)
+    _record(plan, planned, folder / stem, dense)
     return stem

@@ -6,11 +6,13 @@ file is the executor's. It is what the reference decodes with to judge a compres
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ss_convert.graph.compression import Quantized, Stored
+from ss_convert.graph.weights import BaseWeights
 from ss_device.architecture import Architecture
 from ss_device.errors import UserError
 
@@ -86,6 +88,20 @@ def decompressed_constants(package: Path, function: str) -> dict[str, np.ndarray
             values = {k: (constants[s] if isinstance(s, str) else s).load() for k, s in sources.items()}
             found[operation.outputs[0][0]] = decompress(operation.type, values)
     return found
+
+
+def compressed_weights(base: BaseWeights, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Canonical base weights in float32 after compression: what an asset is to compute with."""
+    return {name: _dense(base.stored(name)).reshape(values.shape) for name, values in weights.items()}
+
+
+def _dense(stored: Stored) -> np.ndarray:
+    if isinstance(stored, np.ndarray):
+        return stored.astype(np.float32)
+    if isinstance(stored, Quantized):
+        return decompress("constexpr_blockwise_shift_scale", {"data": stored.data, "scale": stored.scale})
+    table = stored.table.reshape(stored.table.shape[0], 1, -1, 1)
+    return decompress("constexpr_lut_to_dense", {"indices": stored.indices, "lut": table})
 
 
 def decompress(operation: str, values: dict[str, np.ndarray]) -> np.ndarray:
