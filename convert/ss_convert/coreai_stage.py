@@ -83,7 +83,9 @@ def _kept_adapters(plan: Plan) -> dict[str, BundledAdapter]:
 
 
 def _earlier(plan: Plan, part: int) -> tuple[Path, set[str]] | None:
-    """The asset of the bundle that is extended, and its functions that stay."""
+    """The asset of the bundle that is extended, and its functions that stay. UserError for a damaged one."""
+    from ss_runtime.coreai.asset_probe import check_assets
+
     if plan.into is None:
         return None
     kept = _kept_adapters(plan)
@@ -92,4 +94,6 @@ def _earlier(plan: Plan, part: int) -> tuple[Path, set[str]] | None:
     if not kept:
         return None
     names = {name for entry in kept.values() for name in (entry.coreai.prefill, entry.coreai.step)}
-    return plan.into.path / next(iter(kept.values())).coreai.packages[part], names | {MAIN}
+    first = next(iter(kept.values()))
+    check_assets(plan.into, first)
+    return plan.into.path / first.coreai.packages[part], names | {MAIN}

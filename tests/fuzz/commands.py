@@ -123,6 +123,11 @@ COMMANDS = {
         ("--bundle", "bundle", "--adapter", "tiny", "--max-tokens", "3", *PROMPT, "--backend", "mlxfn"),
         speaks=True,
     ),
+    "generate coreai": Command(
+        "ss-generate",
+        ("--bundle", "bundle", "--adapter", "tiny", "--max-tokens", "3", *PROMPT, "--backend", "coreai"),
+        speaks=True,
+    ),
     "generate packed": Command(
         "ss-generate",
         ("--bundle", "packed", "--max-tokens", "3", "--dtype", "float32", *PROMPT),

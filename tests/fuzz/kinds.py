@@ -82,6 +82,7 @@ class Kind:
 
 
 PACKAGE = "bundle/coreml/tiny-base.mlpackage"
+ASSET = "bundle/coreai/tiny-base.aimodel"
 TINY, SHARED, RUN = "models/adapters/tiny", "models/adapters/shared", "runs/adapter"
 TINY_BASE, SHARDED = "models/base/tiny-base", "models/base/sharded-base"
 KINDS = {
@@ -151,6 +152,9 @@ KINDS = {
     "package weights": Kind(
         "bytes", (f"{PACKAGE}/Data/com.apple.CoreML/weights/weight.bin",), PACKAGE_READERS
     ),
+    "core ai program": Kind("bytes", (f"{ASSET}/main.mlirb",), ("generate coreai", "convert into all"), 2),
+    "core ai hash": Kind("bytes", (f"{ASSET}/main.hash",), ("generate coreai",), 0.3),
+    "core ai metadata": Kind("json", (f"{ASSET}/metadata.json",), ("generate coreai",), 0.5),
     "mlx functions": Kind("bytes", ("bundle/mlxfn/tiny.mlxfn",), ("generate mlxfn", "validate mlxfn"), 2),
     "tuning": Kind(
         "json",

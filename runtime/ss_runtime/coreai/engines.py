@@ -15,6 +15,7 @@ from ss_device.config import SpeculativeConfig
 from ss_device.errors import UserError, library_errors
 from ss_device.files import sha256
 from ss_runtime.coreai.asset import OpenAsset, waited_for
+from ss_runtime.coreai.asset_probe import check_assets
 from ss_runtime.coreai.host_cache import HostCache
 from ss_runtime.function_step_model import Engine, FunctionStepModel, chained, open_step_model
 
@@ -30,7 +31,9 @@ def open_coreai_model(
     functions = adapter.coreai
     if functions is None:
         raise UserError(f"{bundle.path}: adapter '{adapter.app}' has no Core AI asset in this bundle")
-    assets = [_opened(bundle, name, dtype, compute_units) for name in functions.packages]
+    with _opening:
+        _try_once(bundle, adapter)
+        assets = [_opened(bundle, name, dtype, compute_units) for name in functions.packages]
     engines = _engines(assets, functions, adapter.config, bundle.manifest.architecture)
     return open_step_model(bundle, adapter, functions, engines)
 
@@ -73,22 +76,38 @@ def _engines(
 # Assets in use, by path, digests of their files, dtype and units: all adapters of a bundle, and all models
 # of an adapter, run on one.
 _in_use: WeakValueDictionary[tuple, OpenAsset] = WeakValueDictionary()
+_tried: set[tuple] = set()
 _opening = Lock()
 
 
 def _opened(bundle: Bundle, name: str, dtype: str, units: str) -> OpenAsset:
     """The asset, opened where this process does not use it already."""
-    files = {n: f.sha256 for n, f in bundle.manifest.files.items() if n.startswith(f"{name}/")}
-    if not files:
-        raise UserError(f"{bundle.path}: the manifest names no files of '{name}'")
-    path = bundle.path / name
+    files, path = _files(bundle, name), bundle.path / name
     key = (path.resolve(), tuple(sorted(files.items())), dtype, units)
-    with _opening:
-        asset = _in_use.get(key)
-        if asset is None:
-            _check_unchanged(bundle, files)
-            asset = _in_use[key] = OpenAsset(path, dtype, units)
+    asset = _in_use.get(key)
+    if asset is None:
+        _check_unchanged(bundle, files)
+        asset = _in_use[key] = OpenAsset(path, dtype, units)
     return asset
+
+
+def _try_once(bundle: Bundle, adapter: BundledAdapter) -> None:
+    """Files by their digests, and the adapter's functions in a process of their own, the first time."""
+    for name in adapter.coreai.packages:
+        files = _files(bundle, name)
+        key = (bundle.path.resolve(), adapter.app, tuple(sorted(files.items())))
+        if key not in _tried:
+            _check_unchanged(bundle, files)
+            check_assets(bundle, adapter)
+            _tried.add(key)
+
+
+def _files(bundle: Bundle, asset: str) -> dict[str, str]:
+    """Digests of an asset's files by name."""
+    files = {n: f.sha256 for n, f in bundle.manifest.files.items() if n.startswith(f"{asset}/")}
+    if not files:
+        raise UserError(f"{bundle.path}: the manifest names no files of '{asset}'")
+    return files
 
 
 def _check_unchanged(bundle: Bundle, files: Mapping[str, str]) -> None:
