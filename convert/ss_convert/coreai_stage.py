@@ -83,7 +83,7 @@ def _kept_adapters(plan: Plan) -> dict[str, BundledAdapter]:
 
 
 def _earlier(plan: Plan, part: int) -> tuple[Path, set[str]] | None:
-    """The asset of the bundle that is extended, and its functions that stay. UserError for a damaged one."""
+    """The asset of the bundle that is extended, and its functions that stay; a damaged one is refused."""
     from ss_runtime.coreai.asset_probe import check_assets
 
     if plan.into is None:

@@ -22,6 +22,7 @@ EXCEPTIONS = {
     "models/base/mine": "a base that the reader trains",
     "tuning.json": "ss-bench tune writes it into a bundle",
     "counts.json": "make models writes it into its work folder",
+    "metadata.json": "ss-convert writes it for Apple's loader into a bundle",
     "A.json": "results that the reader measured",
     "B.json": "results that the reader measured",
 }

@@ -7,13 +7,13 @@ first that no longer sees all. `test_families` starts behind that edge; these te
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 
 from ss_device.tree import tree_from_parents
-from tests.families.back_ends import executor_back_end, exported, make_subject, mlx_back_end
+from tests.families.back_ends import TARGETS, exported, make_subject, mlx_back_end, written_back_end
 from tests.families.checks import (
     GENERATED,
     NODES,
@@ -27,7 +27,7 @@ from tests.families.checks import (
 # Windows on every layer, on the upper ones, on every second, on all but each sixth.
 WINDOWED = ("mistral", "qwen2", "phi3", "gemma2", "gemma3_text")
 CASES = [(name, back_end) for name in WINDOWED for back_end in ("reference", "mlx", "mlx, second pass")]
-CASES += [("mistral", "executor"), ("gemma2", "executor")]
+CASES += [(name, back_end) for name in ("mistral", "gemma2") for back_end in TARGETS]
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,20 @@ def opened(tmp_path_factory):
     def subject(name):
         return make_subject(name, "lossless", tmp_path_factory.mktemp(name))
 
+    def written(found, back_end):
+        return written_back_end(found, tmp_path_factory.mktemp("written"), TARGETS[back_end])
+
     @cache
     def open_model(name, back_end):
         found = subject(name)
-        if back_end == "executor":
+        if back_end in TARGETS:
             found = exported(found)
         window = min(w for w in found.base.architecture.windows if w)
         model = {
             "reference": found.reference,
             "mlx": lambda: mlx_back_end(found),
             "mlx, second pass": lambda: mlx_back_end(found, "accepted"),
-            "executor": lambda: executor_back_end(found, tmp_path_factory.mktemp("package")),
+            **{name: partial(written, found, name) for name in TARGETS},
         }[back_end]()
         return model, Truth(found.stream_model.base, window - 2), window
 

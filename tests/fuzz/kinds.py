@@ -10,6 +10,7 @@ BUNDLE_READERS = (
     "generate executor",
     "generate reference",
     "generate mlxfn",
+    "generate coreai",
     "generate base",
     "validate",
     "validate executor",
