@@ -12,7 +12,7 @@ import torch
 
 from ss_convert.graph import functions
 from ss_convert.graph.operations import op
-from ss_convert.graph.options import GraphOptions
+from ss_convert.graph.options import PRESETS, GraphOptions
 from ss_convert.graph.weights import ExportWeights
 from ss_device.adapter import Adapter
 from ss_device.base_model import BaseFolder
@@ -27,7 +27,7 @@ from tests.families.checks import CONFIGS, KEPT, NODES, Measured, Truth, measure
 from tests.families.tiny import CONTEXT, make_base
 from tests.tiny_models import random_adapter
 
-BACK_ENDS = ("reference", "mlx", "executor", "coreai")
+BACK_ENDS = ("reference", "mlx", "executor", "coreai", "coreai gpu", "coreai ane")
 TARGETS = {"executor": "coreml", "coreai": "coreai"}
 
 
@@ -134,7 +134,7 @@ class _Remembering:
         return self.last
 
 
-def written_back_end(subject: Subject, folder: Path, target: str) -> WrittenBackEnd:
+def written_back_end(subject: Subject, folder: Path, target: str, preset: str = "none") -> WrittenBackEnd:
     """Convert and open; the builder's step body runs as it is, its head's first product goes out too."""
     original = functions.build_step
 
@@ -144,7 +144,8 @@ def written_back_end(subject: Subject, folder: Path, target: str) -> WrittenBack
         outputs = original(decoder, config, options, tables, inputs)
         return {**outputs, "logits": op.identity(found[0])}
 
-    options = GraphOptions(num_nodes=NODES, num_kept=subject.kept, context=CONTEXT, chunk=8)
+    sizes = {"num_nodes": NODES, "num_kept": subject.kept, "context": CONTEXT, "chunk": 8}
+    options = GraphOptions(**sizes, preset=preset, **PRESETS.get(preset, {}))
     base = SimpleNamespace(architecture=subject.base.architecture, weights=lambda: subject.weights)
     with mock.patch.object(functions, "build_step", with_logits):
         model = MAKE[target](base, subject.adapter, options, folder / target / "tiny")
@@ -167,11 +168,12 @@ def exported(subject: Subject) -> Subject:
 
 
 def measure_back_end(name: str, subject: Subject, folder: Path) -> Measured:
-    """All checks of the back end `name` (BACK_ENDS)."""
+    """All checks of the back end `name` (BACK_ENDS), of an asset also by preset."""
     if name == "reference":
         return measure(subject.reference(), subject.truth)
     if name == "mlx":
         return measure(mlx_back_end(subject), subject.truth, subject.reference())
     as_written = exported(subject)
-    model = written_back_end(subject, folder, TARGETS[name])
+    target, _, preset = name.partition(" ")
+    model = written_back_end(subject, folder, TARGETS[target], preset or "none")
     return measure(model, as_written.truth, as_written.reference())

@@ -50,6 +50,13 @@ def test_written_asset_gives_hugging_faces_logits_and_text(subject, name, mode, 
     assert not found.failures(), found
 
 
+@pytest.mark.parametrize(("preset", "mode"), [("gpu", "lossless"), ("ane", "shared")])
+@pytest.mark.parametrize("name", CASES)
+def test_presets_of_assets_give_hugging_faces_logits_and_text(subject, name, preset, mode, tmp_path):
+    found = measure_back_end(f"coreai {preset}", subject(name, mode), tmp_path)
+    assert not found.failures(), found
+
+
 @pytest.mark.parametrize("name", ["mistral", "opt", "gemma3_text"])
 def test_streams_of_the_accepted_node_alone_are_the_same(subject, name):
     """MLX's second pass over the accepted node's streams: windows and learned positions included."""
