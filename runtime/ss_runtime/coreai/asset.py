@@ -21,7 +21,7 @@ from typing import Any
 from ss_device.errors import UserError, library_errors
 
 # What is preferred to compute with, on a Mac; Core AI may use others for what that has no kernel for.
-COMPUTE_UNITS = {"all": None, "ane": "NEURAL_ENGINE", "gpu": "GPU", "cpu": "CPU"}
+COMPUTE_UNITS = {"all": None, "ane": "neural_engine", "gpu": "gpu", "cpu": "cpu"}
 LOCAL = "USE_LOCAL_COREAI"
 NO_FLOAT32 = (
     f"a Mac's Core AI computes as the asset says; {LOCAL}=1 takes the wheel's runtime, which has float32"
@@ -124,7 +124,7 @@ def _specialization(units: str):
 
     if units == "cpu":
         return SpecializationOptions.cpu_only()
-    kind = getattr(ComputeUnitKind, COMPUTE_UNITS[units])
+    kind = getattr(ComputeUnitKind, COMPUTE_UNITS[units])()
     return SpecializationOptions.from_preferred_compute_unit_kind(kind)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("coreai", reason="coreai-core is not installed")
 
+import coreai.runtime
 from coreai.authoring import AIModelAsset
 
 from ss_convert.coreai.asset import write_asset
@@ -20,9 +23,11 @@ from ss_device.config import SpeculativeConfig, paper_config
 from ss_device.errors import UserError
 from ss_device.reference.step_model import ReferenceStepModel
 from ss_device.tree import tree_from_parents
+from ss_runtime.coreai import asset
 from ss_runtime.coreai.asset import OpenAsset
 from ss_runtime.coreai.engines import AssetFunction, asset_engines
 from ss_runtime.coreai.host_cache import HostCache, Kept
+from ss_runtime.coreml.engines import COMPUTE_UNITS as ENGINES
 from ss_runtime.function_step_model import FunctionStepModel
 from tests.convert.cases import (
     CHUNK,
@@ -235,14 +240,22 @@ def test_products_summed_in_float32_are_near_those_of_the_asset_as_it_is(base, t
     np.testing.assert_allclose(*found, atol=0.15, rtol=0.01)
 
 
+def test_compute_units_are_those_of_the_wheel_s_own_declarations():
+    """The names exist on a Mac alone; its stub is in every wheel."""
+    stub = Path(coreai.runtime.__file__).with_name("__init__.pyi").read_text()
+    body = stub.partition("class ComputeUnitKind")[2].partition("\nclass ")[0]
+    assert set(asset.COMPUTE_UNITS) == set(ENGINES)
+    assert all(f"def {kind}(cls)" in body for kind in asset.COMPUTE_UNITS.values() if kind)
+
+
 def test_a_function_that_is_not_there_and_an_input_of_a_wrong_shape(base, tmp_path):
     model = make_coreai(
         base, random_adapter(base, PLAIN), GraphOptions(4, 4, 24, 8), tmp_path / "coreai" / "tiny"
     )
-    asset = OpenAsset(tmp_path / "coreai" / "tiny.aimodel")
+    opened_asset = OpenAsset(tmp_path / "coreai" / "tiny.aimodel")
     with pytest.raises(UserError, match="has no function 'other_step'"):
-        AssetFunction(asset, "other_step")
-    function = AssetFunction(asset, model.functions.prefill)
+        AssetFunction(opened_asset, "other_step")
+    function = AssetFunction(opened_asset, model.functions.prefill)
     with pytest.raises(UserError, match="needs the input 'mask'"):
         function.predict({"tokens": np.zeros((1, 8), np.int32)}, function.make_state())
     inputs = {
