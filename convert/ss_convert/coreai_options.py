@@ -11,7 +11,7 @@ from ss_device.errors import UserError
 
 MISSING = (
     "--target coreai needs coreai-core, which is not installed (pip install 'ss-device[coreai]'; "
-    "there are wheels for Linux on x86-64 and for macOS, Python 3.11 to 3.14)"
+    "there are wheels for Linux on x86-64, Python 3.11 to 3.14; for a Mac see docs/coreai.md)"
 )
 # From here on apple/coreai-models, issue 124, reports wrong output on iOS, of states of dynamic size.
 LARGE_STATE = 2048

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+pytest.importorskip("coreai", reason="coreai-core is not installed")
+
 from ss_convert.command import main as ss_convert
 from ss_device.adapter import save_adapter
 from ss_device.base_model import open_base

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from ss_convert.coreai_options import coreai_options
@@ -113,6 +115,8 @@ def open_assets(bundle: Path, functions, config, architecture, dtype="float32") 
 
 
 MAKE = {"coreml": make_coreml, "coreai": make_coreai}
+NEEDS_COREAI = pytest.mark.skipif(find_spec("coreai") is None, reason="coreai-core is not installed")
+EACH_TARGET = [pytest.param(name, marks=[NEEDS_COREAI] if name == "coreai" else []) for name in MAKE]
 
 
 def reference_model(base: BaseFolder, adapter: Adapter) -> StreamModel:

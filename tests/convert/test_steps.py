@@ -17,6 +17,7 @@ from ss_device.tree import root_only, tree_from_parents
 from tests.convert.cases import (
     CHUNK,
     CONTEXT,
+    EACH_TARGET,
     MAKE,
     TOLERANCE,
     Pair,
@@ -69,7 +70,7 @@ def base(tmp_path_factory):
     return make_tiny_base(tmp_path_factory.mktemp("base") / "tiny", dtype="float16")
 
 
-@pytest.fixture(scope="module", params=MAKE)
+@pytest.fixture(scope="module", params=EACH_TARGET)
 def target(request) -> str:
     """A Core ML package on the executor, or a Core AI asset on Apple's local runtime."""
     return request.param

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from tests.convert.cases import NEEDS_COREAI
 from tests.families.back_ends import make_subject, measure_back_end, mlx_back_end
 from tests.families.checks import measure
 from tests.families.tiny import CASES
@@ -44,12 +45,14 @@ def test_written_package_gives_hugging_faces_logits_and_text(subject, name, mode
     assert not found.failures(), found
 
 
+@NEEDS_COREAI
 @pytest.mark.parametrize(("name", "mode"), SUBJECTS)
 def test_written_asset_gives_hugging_faces_logits_and_text(subject, name, mode, tmp_path):
     found = measure_back_end("coreai", subject(name, mode), tmp_path)
     assert not found.failures(), found
 
 
+@NEEDS_COREAI
 @pytest.mark.parametrize(("preset", "mode"), [("gpu", "lossless"), ("ane", "shared")])
 @pytest.mark.parametrize("name", CASES)
 def test_presets_of_assets_give_hugging_faces_logits_and_text(subject, name, preset, mode, tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ss_device.tree import tree_from_parents
+from tests.convert.cases import NEEDS_COREAI
 from tests.families.back_ends import TARGETS, exported, make_subject, mlx_back_end, written_back_end
 from tests.families.checks import (
     GENERATED,
@@ -27,7 +28,8 @@ from tests.families.checks import (
 # Windows on every layer, on the upper ones, on every second, on all but each sixth.
 WINDOWED = ("mistral", "qwen2", "phi3", "gemma2", "gemma3_text")
 CASES = [(name, back_end) for name in WINDOWED for back_end in ("reference", "mlx", "mlx, second pass")]
-CASES += [(name, back_end) for name in ("mistral", "gemma2") for back_end in TARGETS]
+CASES += [("mistral", "executor"), ("gemma2", "executor")]
+CASES += [pytest.param(name, "coreai", marks=NEEDS_COREAI) for name in ("mistral", "gemma2")]
 
 
 @pytest.fixture(scope="module")

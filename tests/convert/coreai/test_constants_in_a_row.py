@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
+pytest.importorskip("coreai", reason="coreai-core is not installed")
+
 from coreai import authoring as ca
 
 from ss_convert.coreai.asset import _add

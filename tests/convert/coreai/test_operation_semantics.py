@@ -39,6 +39,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytest.importorskip("coreai", reason="coreai-core is not installed")
+
 from ss_convert.graph import operations
 from ss_convert.graph.interface import STATE
 from ss_convert.graph.operations import op

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("coreai", reason="coreai-core is not installed")
+
 from ss_convert.coreai.asset import write_asset
 from ss_convert.coreai.plain_function import plain_function
 from ss_convert.coreai_options import coreai_options

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("coreai", reason="coreai-core is not installed")
+
 from ss_convert.coreai.asset import write_asset
 from ss_convert.coreai.plain_function import plain_function
 from ss_convert.coreai_options import coreai_options
